@@ -23,6 +23,8 @@ from tests.browser.packed_weights import PackedWeights
 
 HALF_BOUND = 2.0**-10
 EPSILON_BEHIND, FACTOR = 0.3, 2.5
+HEAD, MOST_SPLITS, POSITIONS = 32, 6, 64
+"""Elements of a head of attention, the most splits of its positions, and positions of a split."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ class Case:
     """Whether x is normalised and added to `skip` first."""
     wide: bool = False
     """Whether what is normalised is float32 in the kernel for float16 too."""
+    splits: int = 0
+    """The splits of attention of which x is joined; 0 where x is given."""
 
     @property
     def prepared(self) -> bool:
@@ -75,6 +79,13 @@ class Problem:
         self.bias_up, self.second = random.normal(0, 3, (2, case.n)).astype(np.float32)
         given = random.normal(0.3, 1, (3, case.k)).astype(np.float16).astype(np.float32)
         self.beta, self.gamma_behind, self.skip = given
+        self.partials = np.full((case.k // HEAD, MOST_SPLITS, 4 + HEAD), np.nan, np.float32)
+        if case.splits:
+            parts = self.partials[:, : case.splits]
+            parts[...] = random.uniform(0.5, 2, parts.shape)
+            weights = np.exp2(parts[..., :1].astype(np.float64))
+            sums = (weights * parts[..., 1:2]).sum(1)
+            self.x = ((weights * parts[..., 4:]).sum(1) / sums).reshape(-1).astype(np.float32)
 
     def buffers(self, half: bool) -> dict[str, bytes]:
         """The kernel's bindings. x and gamma are exact in float16."""
@@ -86,6 +97,12 @@ class Problem:
             each.astype(stream).tobytes() for each in (self.gamma, self.beta, self.gamma_behind, self.skip)
         )
         buffers = {"x": x, "y": guarded(case.first + case.n), **self.weights.buffers()}
+        if case.splits:
+            del buffers["x"]
+            records, values = self.partials[..., :4], self.partials[..., 4:]
+            buffers["partials"] = records.tobytes() + values.tobytes()
+            buffers["state"] = np.uint32([case.splits * POSITIONS]).tobytes()
+            buffers["attended"] = guarded(case.k // 2 if half else case.k)
         asked = {
             "gamma": (case.norm, gamma),
             "beta": (case.centered, beta),
@@ -157,6 +174,9 @@ def check(page: KernelPage, case: Case, tuning: MatvecTuning, half: bool = False
         "CAPPED": case.factor == "cap",
         **tuning.constants(),
     }
+    if case.splits:
+        constants |= {"HEADS": case.k // HEAD, "HEAD": HEAD, "MAX_SPLITS": MOST_SPLITS, "POSITIONS": POSITIONS}
+        constants |= {"WINDOW": 1000, "ALONE": 1}
     problem, workgroups = Problem(case), (tuning.workgroups, 1, 1)
     subgroups: dict[str, Any] = {"lanes": tuning.lanes, "emulated": tuning.lanes > 4}
     found = page.run("matvec_q4", constants, problem.buffers(half), workgroups, half=half, **subgroups)
@@ -168,6 +188,12 @@ def check(page: KernelPage, case: Case, tuning: MatvecTuning, half: bool = False
     assert errors[worst] <= (HALF_BOUND if half else BOUND), (
         f"y[{worst}] of {case} is {got[worst]}, not {wanted[worst]}, with {tuning}"
     )
+    if case.splits:
+        data = page.run(
+            "matvec_q4", constants, problem.buffers(half), workgroups, read="attended", half=half, **subgroups
+        )
+        attended = results(data, case.k // 2).view(np.float16) if half else results(data, case.k)
+        np.testing.assert_allclose(attended, problem.x, rtol=2**-10 if half else 2**-20)
     if case.behind:
         data = page.run("matvec_q4", constants, problem.buffers(half), workgroups, read="total", half=half, **subgroups)
         narrow = half and not case.wide
@@ -215,6 +241,7 @@ def test_the_tunings_for_every_subgroup_size(kernel_page: KernelPage, lanes: int
         Case(576, 96, norm=True),
         Case(896, 150, norm=True, gated=True),
         Case(3072, 67, residual=True),
+        Case(576, 67, residual=True, splits=5),
         Case(1152, 150, norm=True, behind=True, gated=True, gelu=True, wide=half),
     ):
         check(kernel_page, case, tune_matvec(case.k, case.n, case.gated, half, case.bits, WorkgroupLimits(lanes)), half)
@@ -241,6 +268,8 @@ FUSED = [
     Case(96, 37, factor="/"),
     Case(96, 37, factor="cap"),
     Case(96, 37, norm=True, first=5),
+    Case(96, 37, residual=True, splits=2),
+    Case(96, 37, residual=True, bias=True, splits=MOST_SPLITS),
 ]
 
 

@@ -346,5 +346,6 @@ def clears(outcome: Outcome) -> int:
 
 
 def kernels(outcome: Outcome) -> Counter[str]:
-    """The kernels of the remaining tape, by template."""
-    return Counter(kernel["shader"] for kernel in outcome.tape.fused["kernels"])
+    """The kernels of the remaining tape, by template; a product that joins splits of attention has two."""
+    made = outcome.tape.fused["kernels"]
+    return Counter(kernel["shader"] for kernel in made if "attended" not in kernel["bindings"])

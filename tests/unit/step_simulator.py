@@ -388,7 +388,13 @@ def below(minima: str, at: Mapping[str, Vector], x: Vector, n: int, block: int) 
 
 
 def matvec_q4(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[int, int, int]) -> None:
+    if counts[0] == 0:
+        return
     n, k, block = c["N"], c["K"], c["BLOCK"]
+    if "partials" in at:
+        joined = {**c, "BLOCK": c["POSITIONS"], "ALONE_WRITES": True, "WHOLE": False}
+        attention_join({"partials": at["partials"], "state": at["state"], "y": at["attended"]}, joined, counts)
+        at = {**at, "x": at["attended"]}
     assert c["PREPARED"] == ("gamma_behind" in at or "beta" in at or c["WIDE"])
     total, x = before(at, c)
     assert c["SIXTEENS"] == (block == 16)

@@ -52,10 +52,10 @@ def wrong_scale(kernel: Kernel) -> Kernel:
 
 def lost_block(kernel: Kernel) -> Kernel:
     def run(at: dict[str, Any], c: dict[str, Any], counts: tuple[int, int, int]) -> None:
-        x = at["x"].copy()
-        if "gamma" not in at:
-            x[c["K"] - 32 :] = 0
-        kernel(at | {"x": x}, c, counts)
+        if "x" in at and "gamma" not in at:
+            at = at | {"x": at["x"].copy()}
+            at["x"][c["K"] - 32 :] = 0
+        kernel(at, c, counts)
 
     return run
 
@@ -147,6 +147,23 @@ def test_a_kernel_that_computes_something_else_is_found_out_and_the_others_stay(
     assert found[shader] < right[shader]
     other = "attention" if shader == "matvec_q4" else "matvec_q4"
     assert found[other] == right[other]
+
+
+def test_a_product_that_joins_splits_wrongly_joins_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = record()
+    kernel = step_simulator.OURS["matvec_q4"]
+
+    def lost_split(at: dict[str, Any], c: dict[str, Any], counts: tuple[int, int, int]) -> None:
+        if "partials" in at:
+            at = at | {"partials": at["partials"] * 0.9}
+        kernel(at, c, counts)
+
+    assert any("attended" in kernel["bindings"] for kernel in right.tape.fused["kernels"])
+    monkeypatch.setitem(step_simulator.OURS, "matvec_q4", cast(Any, lost_split))
+    with pytest.warns(FallbackWarning, match="a fused decode kernel: result of attention"):
+        outcome = record()
+    assert not any("attended" in kernel["bindings"] for kernel in outcome.tape.fused["kernels"])
+    assert kernels(outcome)["matvec_q4"] == kernels(right)["matvec_q4"]
 
 
 def test_a_kernel_that_is_wrong_in_one_layer_is_used_in_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from .fused_step import FusedStep, fused_step
 from .fusions import PASSES, fuse_step
 from .kernel_plan import WorkgroupLimits
 from .key import TapeKey
+from .ops.attended_product import products_attended
 from .ops.gemv import MatVec
 from .ops.lookup import TableParts
 from .ops.matmul import MatMul, NBitsWeights
@@ -90,6 +91,7 @@ __all__ = [
     "fuse_step",
     "fused_step",
     "plan_witness",
+    "products_attended",
     "reaching_definition",
     "row_step",
     "slice_for",

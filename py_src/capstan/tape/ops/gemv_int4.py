@@ -58,6 +58,12 @@ class MatvecTuning:
         """Whether the sums of a row meet in workgroup memory; else shuffles are enough."""
         return self.span > self.lanes
 
+    def memory(self, half: bool) -> int:
+        """Bytes of workgroup memory for x and the sums of a product that is not gated and has no norm, at most."""
+        octets = 4 * (-(-self.steps * self.span // 8) * 8 + 2) if self.staged else 0
+        sums = self.workgroup * self.rows * (2 if self.most is not None else 1) if self.split else 0
+        return octets * (16 if half else 32) + 4 * sums
+
     def constants(self) -> dict[str, int | float | bool]:
         """The constants by their names in the shader."""
         own = -(-4 * self.steps * self.span // self.workgroup)

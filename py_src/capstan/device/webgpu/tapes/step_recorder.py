@@ -28,6 +28,7 @@ from ....tape import (
     direct_dispatches,
     fuse_step,
     fused_step,
+    products_attended,
     why_as_recorded,
     without_clears,
 )
@@ -199,16 +200,18 @@ class StepRecorder:
         report["fused"] = f"{len(ops)} operations became {len(placement.nodes)}, {len(replayed)} of them as recorded"
         report["as recorded"] = why_as_recorded(recording, ops, placement, self.passes, left)
         played, tables = await self._with_tables(recording, ops, replayed, report)
+        limits = WorkgroupLimits.of(engine.adapter())
+        attended, within = products_attended(placement, limits)
         fused = fused_step(
-            placement,
+            attended,
             {index: played[index] for index in replayed},
             tables,
             self.check.state,
-            WorkgroupLimits.of(engine.adapter()),
+            limits,
             buffers.capacity,
         )
         tape = await self._tape(recording, fused.played, fused.tables, fused.spec(buffers.owner))
-        return Fused(tape, placement, fused.ends)
+        return Fused(tape, placement, [fused.ends[index] for index in within])
 
     async def _judged(
         self, recording: Recording, ops: Sequence[Command], cleared: Collection[int], report: dict[str, str]

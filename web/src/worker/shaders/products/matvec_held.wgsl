@@ -2,6 +2,10 @@
 #if PREPARED
   var held = prepared(thread, group.x == 0u && team == 0u);
 #else
+#if partials
+  let splits = count_splits();
+  weigh_splits(thread, splits);
+#endif
   var held = array<Octet, 4u * STEPS>();
 #if gamma
   var gains: array<Octet, 4u * STEPS>;
@@ -14,7 +18,14 @@
 #else
   if ((s + 1u) * SPAN <= RUNS || at < OCTETS) {
 #endif
+#if partials
+    held[4u * s + j] = joined(at, splits);
+    if (group.x == 0u && team == 0u) {
+      attended[at] = held[4u * s + j];
+    }
+#else
     held[4u * s + j] = x[at];
+#endif
   }
 #if gamma
   gains[4u * s + j] = gamma[min(at, OCTETS - 1u)];

@@ -2,7 +2,8 @@
 // it, as its bindings and flags tell.
 //
 // W as packing.wgsl has it; SIXTEENS: BLOCK is 16, else a multiple of 32. With gamma, x is x / sqrt(mean(x^2) + EPSILON) *
-// gamma (matvec_norm.wgsl). PREPARED: what comes before is more than that (matvec_prepared.wgsl). After the product, in
+// gamma (matvec_norm.wgsl). PREPARED: what comes before is more than that (matvec_prepared.wgsl). With partials, x is
+// joined of splits of attention (matvec_attended.wgsl), without a norm. After the product, in
 // this order: + bias[n], of W_up + bias_up[n]; what behind_product.wgsl computes; + residual[n]; + second[n]. Sums are
 // float32; with HALF, 16 products are added as float16 before that (BYTES, SIXTEENS: 8).
 //
@@ -61,7 +62,11 @@ alias Entering = Octet;
 alias Entering = Stream;
 #endif
 
+#if partials
+#include matvec_attended
+#else
 #reads x: array<Entering>
+#endif
 #reads gamma?: array<Stream>
 #reads beta?: array<Stream>
 #reads gamma_behind?: array<Stream>

@@ -2,6 +2,10 @@
 #if PREPARED
   var own = prepared(thread, group.x == 0u);
 #else
+#if partials
+  let splits = count_splits();
+  weigh_splits(thread, splits);
+#endif
   var own = array<Octet, OWN>();
 #if gamma
   var gains = array<Octet, OWN>();
@@ -9,7 +13,14 @@
 #repeat i OWN
   let at = thread + i * WORKGROUP;
   if ((i + 1u) * WORKGROUP <= OCTETS || at < OCTETS) {
+#if partials
+    own[i] = joined(at, splits);
+    if (group.x == 0u) {
+      attended[at] = own[i];
+    }
+#else
     own[i] = x[at];
+#endif
 #if gamma
     gains[i] = gamma[at];
 #endif
