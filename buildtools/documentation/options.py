@@ -8,17 +8,19 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from capstan_host.cli import COMMANDS
+
 from .. import ROOT
-from ..cli import parsers
+from ..cli import parsers as all_parsers
 
 __all__ = ["OPTIONS", "write_page"]
 
 OPTIONS = ROOT / "docs/options.md"
 HEAD = """# Options of the command line
 
-Every command of `build.py`, with its options; [command_line.md](command_line.md) says how they are used. Each command
-also has `--help`, and `--debug`, which shows tracebacks and the browser's console. `python3 build.py docs --pages`
-writes this page.
+The commands that `capstan` and `build.py` share, with their options; [command_line.md](command_line.md) says how they
+are used. Each one also has `--help`, and `--debug`, which shows tracebacks and the browser's console. The other commands of
+`build.py` list their options with `--help`. `python3 build.py docs --pages` writes this page.
 
 <!-- options -->
 """
@@ -27,6 +29,11 @@ TAIL = """
 """
 EVERYWHERE = ("--help", "--debug")
 """Options of every command, which the head describes."""
+
+
+def parsers() -> dict[str, argparse.ArgumentParser]:
+    """The parser of each command on the page."""
+    return {name: parser for name, parser in all_parsers().items() if name in COMMANDS}
 
 
 def write_page(page: Path = OPTIONS) -> Path:

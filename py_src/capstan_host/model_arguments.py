@@ -272,8 +272,8 @@ def given_options(args: argparse.Namespace, table: type) -> dict[str, Any]:
 def add_hub_arguments(parser: argparse._ActionsContainer) -> None:
     """The options that say where repositories are that --model names by their ids."""
     address = (
-        "the address of the hub where --model OWNER/NAME or OWNER/NAME:FILE.gguf is, in place of a folder; empty: no "
-        f"hub is asked (default: CAPSTAN_HUB, else {HUGGING_FACE})"
+        "the hub of --model OWNER/NAME or OWNER/NAME:FILE.gguf; empty: none is asked "
+        f"(default: CAPSTAN_HUB, else {HUGGING_FACE})"
     )
     parser.add_argument("--hub", metavar="URL", default=os.environ.get("CAPSTAN_HUB", HUGGING_FACE), help=address)
     revision = "its branch, tag or commit (default: main); a token is taken from CAPSTAN_HUB_TOKEN"

@@ -97,7 +97,7 @@ def add_shared_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentG
     add = output.add_argument
     for kind, metavar in GRAMMARS.items():
         what = "the output matches" if kind == "regex" else "the file has a grammar of the output"
-        add(f"--{kind.replace('_', '-')}", dest=kind, metavar=metavar, help=f"{what} ({kind} of set_guidance)")
+        add(f"--{kind.replace('_', '-')}", dest=kind, metavar=metavar, help=what)
     device = parser.add_argument_group("device")
     for table in tables()[2:]:
         add_options(device, table)
@@ -112,12 +112,12 @@ def add_shared_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentG
 def add_search_arguments(parser: argparse._ActionsContainer) -> None:
     """The options of a search."""
     add = parser.add_argument
-    add("--greedy", action="store_true", help="take the likeliest token at each step")
+    help_text = "take the likeliest token at each step; options that edit logits or end the text still hold"
+    add("--greedy", action="store_true", help=help_text)
     for option in search_options():
         kind = option.type if option.type in (int, float) else str
         action = "append" if option.repeated else "store"
-        help_text = option.help + ("" if option.drawing else "; with --greedy too")
-        add(option.argument, dest=option.name, type=kind, action=action, metavar=option.metavar, help=help_text)
+        add(option.argument, dest=option.name, type=kind, action=action, metavar=option.metavar, help=option.help)
 
 
 def check(args: argparse.Namespace) -> None:
