@@ -53,11 +53,10 @@ def cells(family: Family, found: dict[str, Found]) -> tuple[str, ...]:
 
 def table(rows: list[tuple[str, ...]]) -> str:
     shown = []
-    for types, apart, on_gpu, on_cpu, capture, operations, recorded in rows:
+    for types, apart, on_gpu, on_cpu, capture, *_ in rows:
         ids = on_gpu if on_gpu == on_cpu else f"{on_gpu} on {DEVICES[0]}, {on_cpu} on {DEVICES[1]}"
-        steps = f"{operations}, {recorded}" if capture == "tape" else capture.split(":")[0]
-        shown.append((types, apart, ids, steps))
-    return grid("`model.type`", ("beside Llama's", "ids", "operations"), shown)
+        shown.append((types, apart, ids if capture == "tape" else f"{ids}; steps are eager"))
+    return grid("`model.type`", ("beside Llama's", "ids"), shown)
 
 
 def refusals() -> str:

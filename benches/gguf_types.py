@@ -63,10 +63,7 @@ def cell(found: dict[str, Any] | None) -> str:
         return str(found["error"])
     total = COUNT * len(PROMPTS)
     ids = "equal" if found["equal"] == total else f"{found['equal']} of {total}, {100 * found['margin']:.1g} %"
-    if found["operations"] is None:
-        return f"{ids}; {' '.join(map(str, found['capture']))}"
-    recorded, played, left = found["operations"]
-    return f"{ids}; {recorded} to {played}, {left}"
+    return ids if found["operations"] else f"{ids}; {' '.join(map(str, found['capture']))}"
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
