@@ -83,8 +83,8 @@ def add_shared_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentG
     model.add_argument(
         "--model",
         metavar="PLACE",
-        help="a folder that onnxruntime-genai's model builder wrote, a repository in Transformers.js layout, or a GGUF "
-        f"file (default: {SMOLLM2.title}, which is downloaded once)",
+        help="a folder of onnxruntime-genai or Transformers.js, a GGUF file, or a hub's repository "
+        f"(default: {SMOLLM2.title}, which is downloaded once)",
     )
     add_hub_arguments(model)
     dtype = "which graph of a repository (default: one that suits the adapter)"

@@ -33,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         nargs="?",
         const="",
-        help="let Transformers.js of this folder run in the page's race, over models in its layout; without DIR it is "
-        "installed with npm, in a checkout (without the option: as `build.py bench` installed it, if it did)",
+        help="run Transformers.js of this folder in the page's race, over models in its layout; without DIR npm "
+        "installs it, in a checkout",
     )
     parser.add_argument(
         "--site", metavar="DIR", help="serve this folder, as `build.py dist` writes it to build/dist/site"
