@@ -1,5 +1,5 @@
 """The page and the worker share web/src/wire alone, and TypeScript files do not import one another in a circle.
-importlinter.toml has the rules for Python.
+buildtools/floors.toml has the rules for Python.
 """
 
 from __future__ import annotations
