@@ -19,8 +19,8 @@ OPTIONS = ROOT / "docs/options.md"
 HEAD = """# Options of the command line
 
 The commands that `capstan` and `build.py` share, with their options; [command_line.md](command_line.md) says how they
-are used. Each one also has `--help`, and `--debug`, which shows tracebacks and the browser's console. The other commands
-of `build.py` list their options with `--help`. `python3 build.py docs --pages` writes this page.
+are used. Each one also has `--help`, and `--debug`, which shows tracebacks and the browser's console. The other
+commands of `build.py` list their options with `--help`. `python3 build.py docs --pages` writes this page.
 
 <!-- options -->
 """
