@@ -1,4 +1,4 @@
-"""A GPU engine of handles alone: what is made and freed, what a cancelled wait leaves running, calls that fail."""
+"""A GPU engine of handles and bytes: what is made and freed, what a cancelled wait leaves running, calls that fail."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from capstan.device.run_input import FREE
 from capstan.device.webgpu.gpu_engine import NOT_FUSED, BoundTensor, Difference, WeightPiece
+from capstan.errors import OutOfMemoryError
 from capstan.memory import BufferRequest
 
 __all__ = ["SCRATCH", "PaperEngine"]
@@ -45,6 +46,12 @@ class PaperEngine:
         """The last spans given to each tape."""
         self.clock = 0.0
         """Milliseconds."""
+        self.room = 1 << 60
+        """Bytes that buffers made together may still take."""
+        self.memory: dict[int, bytearray] = {}
+        """The contents of each buffer that was written or read."""
+        self.queued: list[Any] = []
+        """Calls that reached the queue."""
 
     def _add(self, kind: str, what: Any = None) -> int:
         handle = self.calls = self.calls + 1
@@ -59,9 +66,16 @@ class PaperEngine:
         self.live[kind] -= 1
         return self.handles.pop((kind, handle))
 
-    def _call(self) -> None:
+    def _call(self, *queued: Any) -> None:
         self.calls += 1
         self.on_call(self.calls)
+        self.queued += [queued] if queued else []
+
+    def _bytes(self, buffer: int, start: int, size: int) -> memoryview[int]:
+        """A part of a buffer's memory, which begins as zeros."""
+        whole = self.memory.setdefault(buffer, bytearray(-(-self.handles["buffer", buffer].size // 16) * 16))
+        assert start + size <= len(whole)
+        return memoryview(whole)[start : start + size]
 
     async def _begun(self, work: Callable[[], Awaitable[T]]) -> T:
         """Run `work` to its end, as JavaScript does, even if the caller is cancelled."""
@@ -114,12 +128,19 @@ class PaperEngine:
 
     def create_buffer(self, label: str, size: int, category: str, owner: str) -> int:
         self._call()
-        return self._add("buffer", label)
+        return self._add("buffer", BufferRequest(label, size, category))
+
+    def create_staging(self, label: str, size: int, owner: str) -> int:
+        return self.create_buffer(label, size, "staging", owner)
 
     async def create_buffers(self, requests: Sequence[BufferRequest], owner: str) -> list[int]:
         async def work() -> list[int]:
             await asyncio.sleep(0)
-            return [self._add("buffer", request.label) for request in requests]
+            size = sum(request.size for request in requests)
+            if size > self.room:
+                raise OutOfMemoryError("no room")
+            self.room -= size
+            return [self._add("buffer", request) for request in requests]
 
         def destroy(making: asyncio.Future[list[int]]) -> None:
             for buffer in making.result():
@@ -134,18 +155,28 @@ class PaperEngine:
             raise
 
     def destroy_buffer(self, buffer: int) -> None:
-        label = self._take("buffer", buffer)
+        request = self._take("buffer", buffer)
+        self.memory.pop(buffer, None)
         if any(buffer in buffers for buffers in self.under_way):
-            self.wrong.append(f"buffer {buffer}, {label}, was destroyed under a run")
+            self.wrong.append(f"buffer {buffer}, {request.label}, was destroyed under a run")
 
     def write(self, buffer: int, offset: int, data: Any) -> None:
-        self._call()
+        given = bytes(data)
+        self._call("write", buffer, offset, given)
+        self._bytes(buffer, offset, len(given))[:] = given
 
     def fill(self, buffer: int, byte: int) -> None:
-        self._call()
+        self._call("fill", buffer, byte)
+        size = self.handles["buffer", buffer].size
+        self._bytes(buffer, 0, size)[:] = bytes([byte]) * size
+
+    async def read(self, buffer: int, offset: int, size: int) -> bytes:
+        return await self._in_turn({buffer}, lambda: bytes(self._bytes(buffer, offset, size)))
 
     def execute(self, steps: Sequence[Sequence[Any]]) -> None:
-        self._call()
+        self._call("execute", steps)
+        for _, source, source_at, target, target_at, size in [step for step in steps if step[0] == "copy"]:
+            self._bytes(target, target_at, size)[:] = bytes(self._bytes(source, source_at, size))
 
     async def compare(self, pairs: Sequence[tuple[int, int, int, str]]) -> list[Difference]:
         buffers = {buffer for a, b, _, _ in pairs for buffer in (a, b)}
@@ -167,9 +198,10 @@ class PaperEngine:
 
         def read() -> tuple[float, float]:
             for _, _, target in parts:
-                target[:] = array("f", [1.0] * (len(target) // 4)).tobytes()
+                target[:] = array("f", [1.0] * -(-len(target) // 4)).tobytes()[: len(target)]
             return 0.0, 0.0
 
+        self.queued.append(("read", parts))
         return await self._in_turn({buffer for buffer, _, _ in parts}, read)
 
     def upload_weights(self, pieces: Sequence[WeightPiece]) -> None:
@@ -228,7 +260,7 @@ class PaperEngine:
         assert ("tape", tape) in self.handles
         return await self._in_turn(set(given), lambda: {"fused": {"kernels": []}, "given": list(given)})
 
-    async def restore_tape(self, stored: object, given: Mapping[int, int], owner: str) -> int:
+    async def restore_tape(self, stored: Any, given: Mapping[int, int], owner: str) -> int:
         return await self._in_turn(set(given.values()), lambda: self._add("tape", "restored"))
 
     def tape_scratch(self, tape: int) -> list[int]:

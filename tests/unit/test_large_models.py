@@ -4,10 +4,10 @@ read."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import onnx
 import pytest
@@ -16,15 +16,14 @@ from capstan import OptionError, OutOfMemoryError
 from capstan.device import probe
 from capstan.device.model_interface import TapeOptions
 from capstan.device.model_memory import ModelMemory
-from capstan.device.webgpu.loaded_model import Loaded, load, webgpu_memory
+from capstan.device.webgpu.loaded_model import Loaded, webgpu_memory
 from capstan.device.webgpu.webgpu_device import WebGpuDevice
 from capstan.device.webgpu.webgpu_graphs import Graphs, OpenWeights, rewrite
 from capstan.loading.folder import with_caches
-from capstan.memory import BufferRequest, Capabilities
 from capstan.model_files.genai_config import GenaiConfig, with_room
-from capstan.weights.shared import SharedWeights
 from tests.unit.large_shapes import CONTEXT, config_of, graph_of
 from tests.unit.paper_engine import PaperEngine
+from tests.unit.paper_load import ABLE, PROBED, PaperFile, load_on_paper, unread
 
 MIB = 1 << 20
 BINDING = 128 * MIB
@@ -34,43 +33,11 @@ ROWS = 8 * 128 * 4
 
 
 class SmallAdapter(PaperEngine):
-    """An adapter with the least limits of WebGPU, and so many bytes of memory for weights."""
-
-    def __init__(self, room: int = 1 << 40) -> None:
-        super().__init__()
-        self.room = room
+    """An adapter with the least limits of WebGPU."""
 
     def adapter(self) -> dict[str, Any]:
         least = {"max_buffer_size": 256 * MIB, "max_storage_buffer_binding_size": BINDING}
         return {**super().adapter(), **least}
-
-    async def create_buffers(self, requests: Sequence[BufferRequest], owner: str) -> list[int]:
-        self.room -= sum(request.size for request in requests)
-        if self.room < 0:
-            raise OutOfMemoryError("no room")
-        return await super().create_buffers(requests, owner)
-
-
-class PaperFile:
-    """A data file that is there; `loaded` lists those that were brought to the GPU."""
-
-    loaded: ClassVar[list[str]] = []
-
-    def __init__(self, location: str) -> None:
-        self.content = location
-
-    def require(self, end: int) -> None: ...
-
-    async def load(self, sink: object, end: int, progress: object) -> None:
-        self.loaded.append(self.content)
-
-    async def note_upload(self, owner: str, requests: object, pieces: object) -> None: ...
-
-    def close(self) -> None: ...
-
-
-async def unread(location: str) -> Any:
-    raise AssertionError(f"{location} is read")
 
 
 @cache
@@ -84,10 +51,8 @@ def rewritten(kv_cache_dtype: str | None = None, change: Callable[[onnx.ModelPro
 
 @pytest.fixture(autouse=True)
 def small_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
-    able: dict[str, Any] = dict.fromkeys(("staging", "f16", "subgroups", "timestamps", "int64", "in_place_cache"), True)
-    sizes: dict[str, Any] = {"max_buffer_size": 256 * MIB, "max_binding_size": BINDING}
-    found = Capabilities("paper", software=False, mappable_storage=False, offset_alignment=256, **able, **sizes)
-    monkeypatch.setitem(probe.remembered, "webgpu paper paper paper", found)
+    found = replace(ABLE, max_buffer_size=256 * MIB, max_binding_size=BINDING)
+    monkeypatch.setitem(probe.remembered, PROBED, found)
 
 
 def memory_of(graphs: Graphs) -> ModelMemory:
@@ -97,13 +62,7 @@ def memory_of(graphs: Graphs) -> ModelMemory:
 def loaded(
     engine: PaperEngine, graphs: Graphs, open_weights: OpenWeights = unread, config: GenaiConfig | None = None
 ) -> Loaded:
-    async def reading() -> Graphs:
-        return graphs
-
-    device, shared = WebGpuDevice(cast(Any, engine)), SharedWeights(cast(Any, engine), 1 << 30)
-    options = TapeOptions("tape")
-    config = config or config_of()
-    return asyncio.run(load(device, shared, "/m/", reading(), config, options, open_weights, lambda *_: None))
+    return asyncio.run(load_on_paper(engine, graphs, config or config_of(), TapeOptions("tape"), open_weights))
 
 
 def read_whole(model: onnx.ModelProto) -> None:
@@ -146,19 +105,21 @@ def test_a_model_that_does_not_fit_is_refused_before_a_byte_of_it_is_read(no_run
 def test_memory_that_ends_between_two_data_files_leaves_nothing_and_a_second_load_works(no_running_loop: None) -> None:
     graphs = rewritten(None, in_two_files)
 
+    read: list[str] = []
+
     async def opened(location: str) -> Any:
-        return PaperFile(location)
+        return PaperFile(location, read)
 
     room = sum(size for size in {(e.location, e.pieces): e.length for e in graphs.weights}.values())
-    engine = SmallAdapter(room - 1)
-    PaperFile.loaded.clear()
+    engine = SmallAdapter()
+    engine.room = room - 1
     with pytest.raises(OutOfMemoryError, match="^no room$"):
         loaded(engine, graphs, opened)
-    assert PaperFile.loaded == ["first.data"], "buffers of a file are made before it is read"
+    assert read == ["first.data"], "buffers of a file are made before it is read"
     assert (+engine.live, engine.wrong) == ({}, [])
     engine.room = 2 * room
     found = loaded(engine, graphs, opened)
-    assert PaperFile.loaded == ["first.data", "first.data", "second.data"]
+    assert read == ["first.data", "first.data", "second.data"]
     assert set(found.weights) == {entry.name for entry in graphs.weights}
 
 

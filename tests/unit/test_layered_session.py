@@ -30,6 +30,7 @@ from capstan.graph.onnx_pb2 import ModelProto
 from capstan.graph.spliced_embedding import without_mask
 from capstan.host.notes import Notes
 from tests.half_graphs import in_half
+from tests.unit.paper_engine import PaperEngine
 
 FIXTURES = Path(__file__).parents[1] / "fixtures/vision"
 TYPES = {"tensor(float)": "float32", "tensor(float16)": "float16"}
@@ -58,8 +59,8 @@ def halved(model: onnx.ModelProto) -> onnx.ModelProto:
 class Session:
     """A session of onnxruntime over the engine's buffers."""
 
-    def __init__(self, engine: Engine, model: bytes) -> None:
-        self.engine = engine
+    def __init__(self, engine: Engine, model: bytes, handle: int) -> None:
+        self.engine, self.handle = engine, handle
         self.ort = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
 
     def specs(self) -> tuple[list[Any], list[Any]]:
@@ -70,11 +71,10 @@ class Session:
         return inputs, outputs
 
     async def run(self, feeds: Any, fetches: Any, views: Any) -> RunReply:
-        memory = self.engine.memory
         given = {
-            each["name"]: np.frombuffer(memory[each["buffer"]], each["dtype"])[: np.prod(each["dims"])].reshape(
-                each["dims"]
-            )
+            each["name"]: np.frombuffer(self.engine.bytes_of(each["buffer"]), each["dtype"])[
+                : np.prod(each["dims"])
+            ].reshape(each["dims"])
             for each in feeds
         }
         self.engine.runs.append([*given])
@@ -82,88 +82,65 @@ class Session:
         described = []
         for fetch, array in zip(fetches, map(np.asarray, made), strict=True):
             handle = self.engine.create_buffer("", array.nbytes, "", "")
-            memory[handle][:] = array.tobytes()
+            self.engine.write(handle, 0, array.tobytes())
             about = {"name": fetch["name"], "dtype": str(array.dtype), "dims": list(array.shape)}
             described.append({**about, "buffer": handle, "bytes": array.nbytes})
         return RunReply(described, [], 0)
 
     async def release(self) -> None:
-        self.engine.open -= 1
+        self.engine._take("session", self.handle)
 
 
-class Engine:
-    """Buffers of bytes, and tapes of kernels that are computed by numpy."""
-
-    number = 1
+class Engine(PaperEngine):
+    """Sessions of onnxruntime, and tapes of kernels that are computed by numpy."""
 
     def __init__(self) -> None:
-        self.memory: dict[int, bytearray] = {}
+        super().__init__()
         self.tapes: dict[int, tuple[Mapping[str, Any], Mapping[int, int]]] = {}
         self.runs: list[list[str]] = []
-        self.made = self.open = self.played = 0
-        self.wrong: Callable[[Array], Array] = lambda y: y
+        self.played = 0
+        self.spoils: Callable[[Array], Array] = lambda y: y
         """The change of each product by a faulty kernel."""
         self.matrices = [[16, 16, 16]]
 
     def adapter(self) -> dict[str, Any]:
-        sizes = {"max_workgroup_threads": 1024, "max_workgroup_bytes": 49152, "max_storage_buffers": 10}
-        names = dict.fromkeys(("vendor", "architecture", "description", "runtime"), "paper")
-        others = ("max_buffer_size", "max_storage_buffer_binding_size", "min_storage_buffer_offset_alignment")
-        about = {**names, **dict.fromkeys(others, 1 << 30), "features": [], "without": {}}
-        return {**about, **sizes, "subgroup_size": 32, "subgroup_matrices": self.matrices, "software": False}
+        sizes = {"max_workgroup_threads": 1024, "max_workgroup_bytes": 49152}
+        return {**super().adapter(), **sizes, "subgroup_size": 32, "subgroup_matrices": self.matrices}
 
-    def healthy(self) -> bool:
-        return True
-
-    def create_buffer(self, label: str, size: int, category: str, owner: str) -> int:
-        self.made += 1
-        self.memory[self.made] = bytearray(size)
-        return self.made
-
-    def destroy_buffer(self, buffer: int) -> None:
-        del self.memory[buffer]
-
-    def write(self, buffer: int, offset: int, data: Any) -> None:
-        self.memory[buffer][offset : offset + len(data)] = data
-
-    def execute(self, steps: Sequence[Sequence[Any]]) -> None:
-        for kind, source, source_at, target, target_at, size in steps:
-            assert kind == "copy"
-            self.memory[target][target_at : target_at + size] = self.memory[source][source_at : source_at + size]
+    def bytes_of(self, buffer: int) -> memoryview[int]:
+        """All of a buffer."""
+        return self._bytes(buffer, 0, self.handles["buffer", buffer].size)
 
     async def compare(self, pairs: Sequence[tuple[int, int, int, str]]) -> list[Difference]:
         found = []
         for one, other, size, dtype in pairs:
-            a, b = (np.frombuffer(self.memory[each][:size], dtype).astype(np.float64) for each in (one, other))
+            a, b = (np.frombuffer(self._bytes(each, 0, size), dtype).astype(np.float64) for each in (one, other))
             away = float(np.sqrt(((a - b) ** 2).sum() / (b**2).sum()))
             found.append(Difference(float(np.abs(a - b).max()), float(np.abs(b).max()), 0, away))
         return found
 
     async def open_session(self, model: bytes, weights: Sequence[Any], owner: str, capture: bool) -> Session:
         assert not capture
-        self.open += 1
-        return Session(self, model)
+        return Session(self, model, self._add("session"))
 
     async def restore_tape(self, stored: Mapping[str, Any], given: Mapping[int, int], owner: str) -> int:
-        self.tapes[len(self.tapes) + 1] = stored, given
-        return len(self.tapes)
-
-    def close_tape(self, tape: int) -> None:
-        del self.tapes[tape]
+        tape = self._add("tape")
+        self.tapes[tape] = stored, given
+        return tape
 
     def play_once(self, tape: int, length: int) -> None:
         self.played += 1
         stored, given = self.tapes[tape]
         fused = stored["fused"]
-        scratch = {("scratch", place): bytearray(size) for place, size in enumerate(fused["scratch"])}
-        held = {**scratch, **{("recorded", id_): self.memory[handle] for id_, handle in given.items()}}
+        scratch = {("scratch", place): memoryview(bytearray(size)) for place, size in enumerate(fused["scratch"])}
+        held = {**scratch, **{("recorded", id_): self.bytes_of(handle) for id_, handle in given.items()}}
         for _, number, *_ in stored["played"]:
             kernel = fused["kernels"][number]
             bound = {name: held[tuple(place)] for name, place in kernel["bindings"].items()}
             read = {name: np.frombuffer(bytes(data), np.float16).astype(np.float64) for name, data in bound.items()}
             y = KERNELS[kernel["shader"]](kernel["constants"], read)
             if kernel["shader"] == "matmul_matrices":
-                y = self.wrong(y)
+                y = self.spoils(y)
             data = y.astype(np.float16).tobytes()
             bound["normed" if "normed" in bound else "y"][: len(data)] = data
 
@@ -222,7 +199,7 @@ class Encoder:
         held = self.device.allocate(pixels.nbytes)
         self.device.copy_cpu_to_device(held.span(), pixels.tobytes())
         [made] = await session.run([BoundSpan("pixel_values", held.span(), "float32", dims)], ["image_features"])
-        found = np.frombuffer(bytes(self.engine.memory[made.span.buffer.handle]), np.float32)
+        found = np.frombuffer(bytes(self.engine.bytes_of(made.span.buffer.handle)), np.float32)
         made.span.buffer.close()
         held.close()
         return found
@@ -234,7 +211,7 @@ class Encoder:
 
 
 def nothing_is_left(engine: Engine) -> None:
-    assert (engine.memory, engine.tapes, engine.open) == ({}, {}, 0)
+    assert (+engine.live, engine.wrong) == ({}, [])
 
 
 def alike(found: Array, wanted: Array) -> bool:
@@ -305,7 +282,7 @@ def with_other_weights(model: onnx.ModelProto) -> onnx.ModelProto:
 def test_kernels_that_compute_something_else_are_not_used() -> None:
     async def scenario() -> None:
         encoder = Encoder(halved(gemma()))
-        encoder.engine.wrong = lambda y: y[::-1]
+        encoder.engine.spoils = lambda y: y[::-1]
         session = await encoder.open()
         with pytest.warns(FallbackWarning, match="a run by layers differs from one of the whole graph in image_feat"):
             await encoder.features(session, 1)

@@ -22,22 +22,9 @@ from capstan.model import Model
 from capstan.model_files.genai_config import parse_genai_config
 from capstan.weights.shared import SharedWeights
 from tests.unit.paper_engine import PaperEngine
+from tests.unit.paper_load import ABLE, PaperFile
 
 LLAMA = Path(__file__).parents[1] / "fixtures/nano-llama"
-ABLE = Capabilities(
-    "paper",
-    software=False,
-    staging=True,
-    mappable_storage=False,
-    f16=True,
-    subgroups=True,
-    timestamps=True,
-    int64=True,
-    in_place_cache=True,
-    max_buffer_size=1 << 30,
-    max_binding_size=1 << 30,
-    offset_alignment=256,
-)
 
 
 class Load:
@@ -69,7 +56,7 @@ class Load:
             return self.found
 
         async def opened(location: str) -> Any:
-            return File(self)
+            return SlowFile(self)
 
         device = WebGpuDevice(cast(Any, self.engine))
         device.capabilities = capabilities  # type: ignore[method-assign]
@@ -89,15 +76,12 @@ class SlowNotes:
     async def write(self, *given: object) -> None: ...
 
 
-class File:
-    """A data file."""
-
-    content = "its digest"
+class SlowFile(PaperFile):
+    """A data file whose load waits for the test."""
 
     def __init__(self, load: Load) -> None:
+        super().__init__("its digest")
         self._load = load
-
-    def require(self, end: int) -> None: ...
 
     async def load(self, sink: object, end: int, progress: object) -> None:
         self._load.weights_began.set()
@@ -109,10 +93,6 @@ class File:
         except asyncio.CancelledError:
             self._load.ended = "cancelled"
             raise
-
-    async def note_upload(self, *given: object) -> None: ...
-
-    def close(self) -> None: ...
 
 
 def within(work: Any) -> Any:

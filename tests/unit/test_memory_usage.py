@@ -13,6 +13,7 @@ from capstan.device.webgpu.webgpu_device import WebGpuDevice
 from capstan.errors import MemoryTypeError
 from capstan.memory import OPERATIONS, MemoryType, allows, memory_info
 from tests.browser.scripts.memory_cells import CELLS, Cell
+from tests.unit.paper_engine import PaperEngine
 from tests.unit.stand_in_device import ApartDevice
 
 DEFAULT, STAGING = (memory_info("webgpu", kind) for kind in MemoryType)
@@ -46,38 +47,10 @@ def test_the_document_has_the_table() -> None:
         assert told == ["yes" if cell else "`MemoryTypeError`" for cell in cells], operation
 
 
-class Engine:
-    """Handles, and what reaches the queue."""
-
-    number = 0
-
-    def __init__(self) -> None:
-        self.calls: list[Any] = []
-        self.made = 0
-
-    def create_buffer(self, *_: Any) -> int:
-        self.made += 1
-        return self.made
-
-    create_staging = create_buffer
-
-    def destroy_buffer(self, _: int) -> None: ...
-
-    def write(self, buffer: int, offset: int, data: Any) -> None:
-        self.calls.append(("write", buffer, offset, bytes(data)))
-
-    def execute(self, steps: Any) -> None:
-        self.calls.append(("execute", steps))
-
-    async def read_all(self, places: Any) -> tuple[float, float]:
-        self.calls.append(("read", places))
-        return 0.0, 0.0
-
-
 @pytest.mark.parametrize("memory_type", MemoryType)
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: f"{cell.name} {cell.offset} {cell.length} of {cell.size}")
 def test_what_the_table_refuses_reaches_no_queue(cell: Cell, memory_type: MemoryType) -> None:
-    engine = Engine()
+    engine = PaperEngine()
     device = WebGpuDevice(cast(Any, engine))
     tried, other = device.allocate(cell.size, memory_type, label="tried"), device.allocate(cell.size)
     spans = [buffer.span(cell.offset, cell.length) for buffer in (tried, other)]
@@ -90,22 +63,22 @@ def test_what_the_table_refuses_reaches_no_queue(cell: Cell, memory_type: Memory
 
     if allows(cell.operation, tried.memory, words=cell.words):
         asyncio.run(act())
-        assert len(engine.calls) == 1
+        assert len(engine.queued) == 1
         return
     with pytest.raises(MemoryTypeError) as caught:
         asyncio.run(act())
-    assert engine.calls == []
-    for part in ("'tried'", "WebGPU_Staging of webgpu device 0", "expected ", "WebGPU_Buffer", "; "):
+    assert engine.queued == []
+    for part in ("'tried'", "WebGPU_Staging of webgpu device 1", "expected ", "WebGPU_Buffer", "; "):
         assert part in str(caught.value)
 
 
 def test_a_write_to_the_end_of_a_buffer_is_of_whole_words() -> None:
-    engine = Engine()
+    engine = PaperEngine()
     device = WebGpuDevice(cast(Any, engine))
     buffer = device.allocate(7, MemoryType.HOST_ACCESSIBLE)
     device.copy_cpu_to_device(buffer.span(4), b"abc")
     device.zero(buffer.span())
-    assert engine.calls == [("write", 1, 4, b"abc\0"), ("execute", [["zero", 1, 0, 8]])]
+    assert engine.queued == [("write", buffer.handle, 4, b"abc\0"), ("execute", [["zero", buffer.handle, 0, 8]])]
 
 
 STOOD_IN = ("copy source", "copy destination", "copy inside", "strided source", "strided destination", "write", "read")

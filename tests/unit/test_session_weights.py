@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,11 +18,11 @@ from capstan.errors import ModelFileError, OutOfMemoryError, WeightsChangedError
 from capstan.fallback import FallbackWarning, fallbacks
 from capstan.graph import Part, change_of
 from capstan.host.storage_interface import ExternalData
-from capstan.memory import BufferRequest
 from capstan.weights.shared import SharedWeights
 from capstan.weights.store import WeightStore
 from capstan.weights.weight_file import WeightFile
 from tests.paper_weights import PaperBacking, PaperServer, PaperSink
+from tests.unit.paper_engine import PaperEngine
 from tests.weight_bytes import part_bytes
 from tests.weighted_nodes import KEPT, SHARED, Weighted, noise, one, run_plainly, save, two_layers
 
@@ -38,42 +38,29 @@ def no_fallbacks(monkeypatch: pytest.MonkeyPatch) -> None:
 class BufferSink(PaperSink):
     """Fills buffers with what the pieces make of the file's bytes."""
 
-    def __init__(self, memory: dict[int, bytearray], pieces: Sequence[WeightPiece]) -> None:
+    def __init__(self, engine: PaperEngine, pieces: Sequence[WeightPiece]) -> None:
         super().__init__(*((piece.offset, piece.length) for piece in pieces))
-        self.memory, self.pieces = memory, pieces
+        self.engine, self.pieces = engine, pieces
 
     async def finish(self) -> None:
         await super().finish()
         for piece, found in zip(self.pieces, self.found, strict=True):
             made = part_bytes(Part(0, piece.length, change_of(piece.change)), bytes(found))
-            self.memory[piece.buffer][piece.at : piece.at + len(made)] = made
+            self.engine.write(piece.buffer, piece.at, made)
 
 
-class Engine:
-    """Buffers of bytes, and the weights that they hold."""
+class Engine(PaperEngine):
+    """One that holds weights."""
 
     def __init__(self) -> None:
-        self.memory: dict[int, bytearray] = {}
-        self.shared = SharedWeights(self, 1 << 30)
-        self.room = True
+        super().__init__()
+        self.shared = SharedWeights(cast(Any, self), 1 << 30)
 
     def shared_weights(self) -> SharedWeights:
         return self.shared
 
-    async def create_buffers(self, requests: Sequence[BufferRequest], owner: str) -> list[int]:
-        if not self.room:
-            raise OutOfMemoryError("no room")
-        assert {request.category for request in requests} == {"weights"}
-        start = max(self.memory, default=0) + 1
-        for handle, request in enumerate(requests, start):
-            self.memory[handle] = bytearray(-(-request.size // 16) * 16)
-        return list(range(start, start + len(requests)))
-
-    def destroy_buffer(self, buffer: int) -> None:
-        del self.memory[buffer]
-
-    def upload_weights(self, pieces: Sequence[WeightPiece]) -> BufferSink:
-        return BufferSink(self.memory, pieces)
+    def upload_weights(self, pieces: Sequence[WeightPiece]) -> BufferSink:  # type: ignore[override]
+        return BufferSink(self, pieces)
 
 
 class Page:
@@ -122,7 +109,7 @@ def test_the_session_s_graph_with_its_buffers_computes_what_the_model_does(case:
     assert sum(map(len, page.engine.memory.values())) == case.shared_bytes
     assert page.server.sent == len(page.server.data)
     weights.release()
-    assert page.engine.memory == {}
+    assert +page.engine.live == {}
 
 
 @pytest.mark.parametrize("case", KEPT, ids=lambda case: case.name)
@@ -148,7 +135,7 @@ def test_a_second_session_fetches_nothing_and_holds_the_same_buffers(tmp_path: P
         assert len(page.engine.memory) == 2
     captured.release()
     captured.release()
-    assert page.engine.memory == {}
+    assert +page.engine.live == {}
 
 
 def test_another_visit_takes_all_from_the_store(tmp_path: Path) -> None:
@@ -189,7 +176,7 @@ def test_a_file_that_changes_while_it_is_read_leaves_nothing(tmp_path: Path) -> 
     page.server.change_at = 0
     with pytest.raises(WeightsChangedError):
         page.load()
-    assert page.engine.memory == {}
+    assert +page.engine.live == {}
 
 
 def test_a_short_file_is_refused_before_anything_is_fetched(tmp_path: Path) -> None:
@@ -198,15 +185,15 @@ def test_a_short_file_is_refused_before_anything_is_fetched(tmp_path: Path) -> N
     page.server.data = page.server.data[:-10]
     with pytest.raises(ModelFileError, match=f"{size - 10} bytes, but model.onnx names weights up to byte {size}"):
         page.load()
-    assert (page.engine.memory, page.server.sent) == ({}, 0)
+    assert (+page.engine.live, page.server.sent) == ({}, 0)
 
 
 def test_without_memory_nothing_stays(tmp_path: Path) -> None:
     page = Page(SMALL, tmp_path)
-    page.engine.room = False
+    page.engine.room = 0
     with pytest.raises(OutOfMemoryError):
         page.load()
-    page.engine.room = True
+    page.engine.room = 1 << 30
     assert page.load().tensors
 
 
@@ -219,7 +206,7 @@ def test_a_failure_after_the_weights_were_loaded_frees_them(tmp_path: Path, monk
     monkeypatch.setattr(graph, "make_inline", failing)
     with pytest.raises(ModelFileError, match="no constant"):
         page.load()
-    assert page.engine.memory == {}
+    assert +page.engine.live == {}
 
 
 def test_sessions_leave_the_note_about_a_model_s_upload_alone(tmp_path: Path) -> None:

@@ -3,39 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from typing import Any, cast
 
 import pytest
 
 from capstan.errors import OutOfMemoryError
 from capstan.graph import Part
-from capstan.memory import BufferRequest
 from capstan.weights.shared import Lease, SharedWeights, Span
+from tests.unit.paper_engine import PaperEngine
 
 SPANS = [Span("a", (Part(0, 64),)), Span("b", (Part(64, 4),)), Span("c", (Part(100, 32),))]
-
-
-class PaperOwner:
-    """Buffers as numbers."""
-
-    def __init__(self) -> None:
-        self.live: dict[int, tuple[str, int]] = {}
-        self.made = 0
-
-        self.room = True
-
-    async def create_buffers(self, requests: Sequence[BufferRequest], owner: str) -> list[int]:
-        assert {request.category for request in requests} == {"weights"}
-        await asyncio.sleep(0)
-        if not self.room:
-            raise OutOfMemoryError("no room")
-        made = range(self.made + 1, self.made + len(requests) + 1)
-        self.made += len(requests)
-        self.live |= {buffer: (label, size) for buffer, (label, size, _) in zip(made, requests, strict=True)}
-        return list(made)
-
-    def destroy_buffer(self, buffer: int) -> None:
-        del self.live[buffer]
 
 
 class Loads:
@@ -56,13 +33,13 @@ class Loads:
 
 
 @pytest.fixture
-def owner() -> PaperOwner:
-    return PaperOwner()
+def owner() -> PaperEngine:
+    return PaperEngine()
 
 
 @pytest.fixture
-def shared(owner: PaperOwner) -> SharedWeights:
-    return SharedWeights(owner, 1000)
+def shared(owner: PaperEngine) -> SharedWeights:
+    return SharedWeights(cast(Any, owner), 1000)
 
 
 @pytest.fixture
@@ -75,46 +52,54 @@ def acquire(shared: SharedWeights, loads: Loads, content: str | None = "c", span
 
 
 def test_the_second_user_gets_the_same_buffers_and_the_last_one_frees_them(
-    shared: SharedWeights, owner: PaperOwner, loads: Loads
+    shared: SharedWeights, owner: PaperEngine, loads: Loads
 ) -> None:
     first, second = acquire(shared, loads), acquire(shared, loads)
     assert first.buffers == second.buffers
     assert loads.names == [["a", "b", "c"]]
-    assert sorted(owner.live.values()) == [("weight a", 64), ("weight b", 16), ("weight c", 32)]
+    assert sorted(owner.handles.values()) == [
+        ("weight a", 64, "weights"),
+        ("weight b", 16, "weights"),
+        ("weight c", 32, "weights"),
+    ]
     first.release()
     first.release()
-    assert len(owner.live) == 3
+    assert len(owner.handles) == 3
     second.release()
-    assert owner.live == {}
+    assert owner.handles == {}
     acquire(shared, loads)
     assert len(loads.names) == 2
 
 
-def test_only_what_is_missing_is_loaded(shared: SharedWeights, owner: PaperOwner, loads: Loads) -> None:
+def test_only_what_is_missing_is_loaded(shared: SharedWeights, owner: PaperEngine, loads: Loads) -> None:
     part = acquire(shared, loads, spans=SPANS[:2])
     whole = acquire(shared, loads)
     assert loads.names == [["a", "b"], ["c"]]
     part.release()
-    assert len(owner.live) == 3
+    assert len(owner.handles) == 3
     whole.release()
-    assert owner.live == {}
+    assert owner.handles == {}
 
 
-def test_two_weights_over_the_same_bytes_are_one_buffer(shared: SharedWeights, owner: PaperOwner, loads: Loads) -> None:
+def test_two_weights_over_the_same_bytes_are_one_buffer(
+    shared: SharedWeights, owner: PaperEngine, loads: Loads
+) -> None:
     lease = acquire(shared, loads, spans=[Span("embedding", (Part(0, 64),)), Span("head", (Part(0, 64),))])
-    assert lease.buffers == [1, 1]
+    assert lease.buffers == [owner.calls] * 2
     lease.release()
-    assert owner.live == {}
+    assert owner.handles == {}
 
 
-def test_other_contents_and_unnamed_ones_are_not_shared(shared: SharedWeights, owner: PaperOwner, loads: Loads) -> None:
+def test_other_contents_and_unnamed_ones_are_not_shared(
+    shared: SharedWeights, owner: PaperEngine, loads: Loads
+) -> None:
     for content in ("c", "d", None, None):
         acquire(shared, loads, content)
-    assert len(owner.live) == 12
+    assert len(owner.handles) == 12
 
 
 def test_a_content_found_out_later_names_the_same_buffers(
-    shared: SharedWeights, owner: PaperOwner, loads: Loads
+    shared: SharedWeights, owner: PaperEngine, loads: Loads
 ) -> None:
     first = acquire(shared, loads, "source s")
     shared.also("source s", "content c")
@@ -126,10 +111,10 @@ def test_a_content_found_out_later_names_the_same_buffers(
     third = acquire(shared, loads, "content c")
     assert len(loads.names) == 2
     third.release()
-    assert owner.live == {}
+    assert owner.handles == {}
 
 
-def test_who_comes_during_a_load_waits_for_it(shared: SharedWeights, owner: PaperOwner, loads: Loads) -> None:
+def test_who_comes_during_a_load_waits_for_it(shared: SharedWeights, owner: PaperEngine, loads: Loads) -> None:
     async def both() -> tuple[Lease, Lease]:
         loads.gate = asyncio.Event()
         first = asyncio.ensure_future(shared.acquire("c", SPANS, "model", loads))
@@ -145,7 +130,7 @@ def test_who_comes_during_a_load_waits_for_it(shared: SharedWeights, owner: Pape
 
 
 def test_a_load_that_fails_leaves_nothing_and_who_waited_loads_for_itself(
-    shared: SharedWeights, owner: PaperOwner, loads: Loads
+    shared: SharedWeights, owner: PaperEngine, loads: Loads
 ) -> None:
     async def both() -> Lease:
         loads.gate = asyncio.Event()
@@ -160,42 +145,44 @@ def test_a_load_that_fails_leaves_nothing_and_who_waited_loads_for_itself(
 
     lease = asyncio.run(both())
     assert loads.names == [["a", "b", "c"]] * 2
-    assert len(owner.live) == 3
+    assert len(owner.handles) == 3
     lease.release()
-    assert owner.live == {}
+    assert owner.handles == {}
 
 
 def test_without_memory_nothing_is_left_and_who_waited_asks_for_it_again(
-    shared: SharedWeights, owner: PaperOwner, loads: Loads
+    shared: SharedWeights, owner: PaperEngine, loads: Loads
 ) -> None:
     async def both() -> Lease:
-        owner.room = False
+        owner.room = 0
         first = asyncio.ensure_future(shared.acquire("c", SPANS, "model", loads))
         await asyncio.sleep(0)
         second = asyncio.ensure_future(shared.acquire("c", SPANS[:1], "model", loads))
         with pytest.raises(OutOfMemoryError, match="no room"):
             await first
-        owner.room = True
+        owner.room = 1000
         return await second
 
     lease = asyncio.run(both())
     assert loads.names == [["a"]]
-    assert list(owner.live) == lease.buffers
+    assert list(owner.handles) == [("buffer", buffer) for buffer in lease.buffers]
     lease.release()
-    assert owner.live == {}
+    assert owner.handles == {}
 
 
-def test_who_comes_while_buffers_are_made_gets_the_same(shared: SharedWeights, owner: PaperOwner, loads: Loads) -> None:
+def test_who_comes_while_buffers_are_made_gets_the_same(
+    shared: SharedWeights, owner: PaperEngine, loads: Loads
+) -> None:
     async def both() -> list[Lease]:
         return await asyncio.gather(*(shared.acquire("c", SPANS, "model", loads) for _ in range(2)))
 
     first, second = asyncio.run(both())
     assert first.buffers == second.buffers
-    assert len(owner.live) == len(SPANS)
+    assert len(owner.handles) == len(SPANS)
 
 
-def test_a_weight_over_the_adapters_limit_is_refused(shared: SharedWeights, owner: PaperOwner, loads: Loads) -> None:
+def test_a_weight_over_the_adapters_limit_is_refused(shared: SharedWeights, owner: PaperEngine, loads: Loads) -> None:
     with pytest.raises(OutOfMemoryError, match="weight huge has 1001 bytes and this adapter binds at most 1000"):
         acquire(shared, loads, spans=[*SPANS, Span("huge", (Part(200, 1001),))])
-    assert owner.live == {}
+    assert owner.handles == {}
     assert loads.names == []

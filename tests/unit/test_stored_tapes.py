@@ -16,27 +16,22 @@ from capstan.fallback import FallbackWarning
 from capstan.host.notes import Notes
 from capstan.memory import DeviceBuffer, DeviceSpan
 from capstan.tape import TapeKey
+from tests.unit.paper_engine import PaperEngine
 from tests.unit.shelf import Shelf
 
 KEY = TapeKey("/m/", 1, 256, "paper", "tape clears")
 PASSES = {"clears": "7 dropped"}
 
 
-class Engine:
+class Engine(PaperEngine):
     """An engine that stores and makes tapes; recorded ids are handles plus 1000."""
 
     def __init__(self, kernels: Sequence[Mapping[str, Any]] = (), error: Exception | None = None) -> None:
+        super().__init__()
         self.kernels = kernels
         self.error = error
         self.unstorable = False
-        self.works = True
         self.restored: list[tuple[Mapping[str, Any], dict[int, int], str]] = []
-
-    def adapter(self) -> dict[str, Any]:
-        return {"vendor": "paper"}
-
-    def healthy(self) -> bool:
-        return self.works
 
     def recorded_id(self, buffer: int) -> int:
         return buffer + 1000
@@ -47,7 +42,7 @@ class Engine:
         kernels = [{"bindings": dict(bindings)} for bindings in self.kernels]
         return {"fused": {"kernels": kernels, "owner": "first"}, "given": [id_ for id_ in given if id_ % 2 == 0]}
 
-    async def restore_tape(self, stored: Mapping[str, Any], given: Mapping[int, int], owner: str) -> int:
+    async def restore_tape(self, stored: Any, given: Mapping[int, int], owner: str) -> int:
         if self.error:
             raise self.error
         self.restored.append((stored, dict(given), owner))

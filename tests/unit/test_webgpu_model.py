@@ -26,24 +26,23 @@ from capstan.device.model_interface import TapeOptions
 from capstan.device.separate_rows import SeparateRows
 from capstan.device.webgpu import row_source
 from capstan.device.webgpu.decoder import WebGpuDecoder
-from capstan.device.webgpu.loaded_model import load
 from capstan.device.webgpu.prompt_runs import PromptRuns
 from capstan.device.webgpu.tapes import prefill_tapes
 from capstan.device.webgpu.tapes.decode_step import DecodeStep
 from capstan.device.webgpu.tapes.prefill_tapes import PrefillTapes
 from capstan.device.webgpu.tapes.row_tapes import TapeKind
 from capstan.device.webgpu.tapes.step_recorder import StepRecorder
-from capstan.device.webgpu.webgpu_device import WebGpuDevice
 from capstan.device.webgpu.webgpu_graphs import Graphs, rewrite
 from capstan.device.webgpu.webgpu_model import WebGpuModel
 from capstan.graph import LeftOut
 from capstan.graph.capture import Uncapturable
-from capstan.memory import Capabilities, DeviceBuffer, Pools
+from capstan.memory import DeviceBuffer, Pools
 from capstan.model_files.genai_config import GenaiConfig, parse_genai_config
 from capstan.stages.search import SearchOptions
 from capstan.stages.speculation_options import Speculation
 from capstan.weights.shared import SharedWeights
 from tests.unit.paper_engine import PaperEngine
+from tests.unit.paper_load import ABLE, PROBED, load_on_paper, unread
 
 LLAMA = Path(__file__).parents[1] / "fixtures" / "nano-llama"
 CONFIG: GenaiConfig = parse_genai_config((LLAMA / "genai_config.json").read_bytes(), "nano-llama")
@@ -52,32 +51,9 @@ PROMPT = [1] * CAPACITY
 """As long as one of the runs that may have a tape."""
 
 
-class PaperFile:
-    """A data file that is there."""
-
-    content = "content"
-
-    def require(self, end: int) -> None: ...
-
-    async def load(self, sink: object, end: int, progress: object) -> None:
-        await asyncio.sleep(0)
-
-    async def note_upload(self, owner: str, requests: object, pieces: object) -> None: ...
-
-    def close(self) -> None: ...
-
-
-async def opened(location: str) -> Any:
-    return PaperFile()
-
-
-async def no_weights(location: str) -> Any:
-    raise AssertionError(location)
-
-
 @cache
 def rewritten() -> Graphs:
-    return asyncio.run(rewrite((LLAMA / "model.onnx").read_bytes(), CONFIG, no_weights, 10))
+    return asyncio.run(rewrite((LLAMA / "model.onnx").read_bytes(), CONFIG, unread, 10))
 
 
 @pytest.fixture
@@ -135,10 +111,7 @@ def paper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PrefillTapes, "_recorded", recorded_run)
     monkeypatch.setattr(row_source, "widened_tape", recorded_several)
     monkeypatch.setattr(fallback, "counted", type(fallback.counted)())
-    able: dict[str, Any] = dict.fromkeys(("staging", "f16", "subgroups", "timestamps", "int64", "in_place_cache"), True)
-    sizes: dict[str, Any] = dict.fromkeys(("max_buffer_size", "max_binding_size"), 1 << 30)
-    found = Capabilities("paper", software=False, mappable_storage=False, offset_alignment=256, **able, **sizes)
-    monkeypatch.setitem(probe.remembered, "webgpu paper paper paper", found)
+    monkeypatch.setitem(probe.remembered, PROBED, ABLE)
 
 
 class Life:
@@ -152,12 +125,8 @@ class Life:
         self.passes: tuple[str, ...] | None = None
 
     async def load(self, options: TapeOptions | None = None) -> WebGpuModel:
-        async def reading() -> Graphs:
-            return self.graphs
-
-        device = WebGpuDevice(cast(Any, self.engine))
         options = options or TapeOptions("tape", self.passes)
-        loaded = await load(device, self.weights, "/m/", reading(), CONFIG, options, opened, lambda *_: None)
+        loaded = await load_on_paper(self.engine, self.graphs, CONFIG, options, weights=self.weights)
         self.model = WebGpuModel(loaded, options)
         return self.model
 

@@ -16,7 +16,8 @@ from capstan.device.ort_session import RunReply
 from capstan.device.webgpu.tapes.session_tapes import difference
 from capstan.device.webgpu.webgpu_session import WebGpuSession
 from capstan.errors import BindingError, ClosedError, TapeCheckError, TapeError, UnsupportedModelError, ValidationError
-from capstan.memory import DeviceBuffer, MemoryInfo, MemoryType
+from capstan.memory import BufferRequest, DeviceBuffer, MemoryInfo, MemoryType
+from tests.unit.paper_engine import PaperEngine
 
 GPU = MemoryInfo("WebGPU_Buffer", "webgpu", MemoryType.DEFAULT, alignment=256)
 X, Y, SCRATCH = 1, 2, 100
@@ -48,11 +49,13 @@ def adds_a_constant(value: float) -> Kernel:
     return kernel
 
 
-class Engine:
+class Engine(PaperEngine):
     """Two kernels; the eager run executes `eager`, a played dispatch its kernel of `recorded`."""
 
     def __init__(self, eager: Sequence[Kernel], recorded: Sequence[Kernel], ops: Sequence[Any] | None = None) -> None:
-        self.memory = {X: bytearray(16), Y: bytearray(16), SCRATCH: bytearray(16)}
+        super().__init__()
+        for handle in (X, Y, SCRATCH):
+            self.handles["buffer", handle], self.memory[handle] = BufferRequest("", 16, ""), bytearray(16)
         self.eager = eager
         self.recorded = recorded
         self.ops = ops
@@ -71,7 +74,7 @@ class Engine:
     def session_handle(self, session: Session, owner: str) -> int:
         return 1
 
-    def bind(self, session: int, feeds: Any, fetches: Any) -> int:
+    def bind(self, session: int, feeds: Any, fetches: Any, lengths: object = None) -> int:
         assert [(t.name, t.buffer) for t in (*feeds, *fetches)] == [("x", X), ("y", Y)]
         return 1
 
@@ -97,10 +100,7 @@ class Engine:
             },
         }
 
-    def recorded_id(self, buffer: int) -> int:
-        return buffer
-
-    async def make_tape(self, recording: int, played: Sequence[Any], written: Sequence[int], fused: Any) -> int:
+    async def make_tape(self, recording: int, played: Sequence[Any], written: Sequence[int], fused: Any = None) -> int:
         assert written == [X, Y]
         self.played[len(self.played) + 1] = played
         return len(self.played)
@@ -118,18 +118,6 @@ class Engine:
                 self.recorded[rest[0] - 10](self.memory)
             elif kind == "clear":
                 self.memory[rest[0]][:] = bytes(16)
-
-    def fill(self, buffer: int, byte: int) -> None:
-        self.memory[buffer][:] = bytes([byte] * 16)
-
-    async def read(self, buffer: int, offset: int, size: int) -> bytes:
-        return bytes(self.memory[buffer][offset : offset + size])
-
-    def write(self, buffer: int, offset: int, data: bytes) -> None:
-        self.memory[buffer][offset : offset + len(data)] = data
-
-    def destroy_buffer(self, buffer: int) -> None:
-        self.closed.append(f"buffer {buffer}")
 
 
 class Session:
