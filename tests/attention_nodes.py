@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.attention import attended, rms_norm, rotated
+
 __all__ = ["HEAD_SIZE", "AttentionNode"]
 
 HEADS, KV_HEADS, HEAD_SIZE, CAPACITY = 4, 2, 16, 64
@@ -122,14 +124,6 @@ class AttentionNode:
             np.concatenate([tensors[name][0, :, : self.past], new.transpose(1, 0, 2)], axis=1)
             for name, new in (("past_key", key), ("past_value", value))
         )
-        group = HEADS // KV_HEADS
-        scale = self.attributes.get("scale") or self.head_size**-0.5
-        scores = np.einsum("qhd,hkd->hqk", query, np.repeat(keys, group, axis=0)) * scale
-        softcap = self.attributes.get("softcap", 0.0)
-        if softcap:
-            scores = softcap * np.tanh(scores / softcap)
-        if "attention_bias" in self.inputs:
-            scores = scores + tensors["attention_bias"][0]
         at, seen = np.arange(self.past, self.total)[:, None], np.arange(self.total)[None]
         hidden = np.zeros((self.queries, self.total), bool)
         if self.attributes.get("causal", 1):
@@ -137,29 +131,19 @@ class AttentionNode:
         window = self.attributes.get("local_window_size", -1)
         if window > 0:
             hidden |= seen <= at - window
-        scores = np.where(hidden[None], -np.inf, scores)
-        sink = np.full(HEADS, -np.inf)
+        sinks = None
         if "head_sink" in self.inputs:
-            sink = tensors["head_sink"]
+            sinks = tensors["head_sink"]
         elif self.attributes.get("smooth_softmax"):
-            sink = np.zeros(HEADS)
-        largest = np.maximum(scores.max(axis=2), sink[:, None])[..., None]
-        weights = np.exp(scores - largest)
-        sums = weights.sum(axis=2, keepdims=True) + np.exp(sink[:, None, None] - largest)
-        result: Array = np.einsum("hqk,hkd->qhd", weights / sums, np.repeat(values, group, axis=0))
+            sinks = np.zeros(HEADS)
+        result, _ = attended(
+            query,
+            keys,
+            values,
+            self.attributes.get("scale") or self.head_size**-0.5,
+            seen=~hidden,
+            softcap=self.attributes.get("softcap", 0.0),
+            bias=tensors["attention_bias"][0] if "attention_bias" in self.inputs else None,
+            sinks=sinks,
+        )
         return result.reshape(1, self.queries, HEADS * self.head_size)
-
-
-def rms_norm(rows: Array, gamma: Array, epsilon: float) -> Array:
-    normed: Array = rows / np.sqrt(np.mean(rows**2, axis=-1, keepdims=True) + epsilon) * gamma
-    return normed
-
-
-def rotated(rows: Array, cos: Array, sin: Array, interleaved: bool) -> Array:
-    """Rotary embedding of [positions, heads, head size]."""
-    half = rows.shape[-1] // 2
-    first, second = (rows[..., ::2], rows[..., 1::2]) if interleaved else (rows[..., :half], rows[..., half:])
-    turned = first * cos - second * sin, first * sin + second * cos
-    if interleaved:
-        return np.stack(turned, axis=-1).reshape(rows.shape)
-    return np.concatenate(turned, axis=-1)

@@ -1,10 +1,10 @@
-"""One fused kernel run on buffers of its own by kernel_page.ts, and what the tests of such kernels share."""
+"""Fused kernels run on buffers of their own by kernel_page.ts, and what the tests of such kernels share."""
 
 from __future__ import annotations
 
 import base64
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, Page
 
 from capstan_host.testing.harness import watch
 
-__all__ = ["BOUND", "EPSILON", "KernelPage", "guarded", "packed", "results"]
+__all__ = ["BOUND", "EPSILON", "KernelPage", "dispatch", "guarded", "packed", "results"]
 
 ROOT = Path(__file__).parents[2]
 BOUND = 2.0**-20
@@ -32,6 +32,9 @@ class KernelPage:
 
     def __init__(self, page: Page) -> None:
         self.page = page
+        offers = page.evaluate("() => adapterOffers()")
+        self.half: bool = offers["half"]
+        self.lanes: int = offers["lanes"]
 
     @classmethod
     @contextmanager
@@ -61,18 +64,42 @@ class KernelPage:
         lanes: int = 0,
         emulated: bool = False,
     ) -> bytes:
-        """The buffer of binding `read` after the kernel ran; with `half` that for float16, float32 in place of it.
+        """The buffer of binding `read` after one kernel ran; with `half` that for float16, float32 in place of it.
         Subgroups of another size than the adapter's, and those `emulated`, are made of workgroup memory."""
-        floats = [name for name, value in constants.items() if isinstance(value, float)]
-        request: dict[str, Any] = {
-            "kernel": {"shader": shader, "constants": dict(constants), "floats": floats, "half": half, "lanes": lanes},
-            "widened": half,
-            "emulated": emulated and lanes > 0,
-            "buffers": {name: base64.b64encode(data).decode() for name, data in buffers.items()},
-            "workgroups": list(workgroups),
-            "read": read,
-        }
-        return base64.b64decode(self.page.evaluate("request => runKernel(request)", request))
+        one = dispatch(shader, constants, buffers, workgroups, half=half, lanes=lanes)
+        [found] = self.run_all(buffers, [one], [read], widened=half, emulated=emulated and lanes > 0)
+        return found
+
+    def run_all(
+        self,
+        buffers: Mapping[str, bytes],
+        dispatches: Sequence[Mapping[str, Any]],
+        wanted: Sequence[str],
+        *,
+        widened: bool = False,
+        emulated: bool = False,
+    ) -> list[bytes]:
+        """The wanted buffers after kernels ran; buffers are called as the kernels call what they bind."""
+        encoded = {name: base64.b64encode(data + bytes(-len(data) % 4)).decode() for name, data in buffers.items()}
+        how = {"widened": widened, "emulated": emulated}
+        request = {"buffers": encoded, "dispatches": dispatches, "wanted": wanted, **how}
+        found = map(base64.b64decode, self.page.evaluate("run => runKernels(run)", request))
+        return [data[: len(buffers[name])] for name, data in zip(wanted, found, strict=True)]
+
+
+def dispatch(
+    shader: str,
+    constants: Mapping[str, int | float | bool],
+    bindings: Iterable[str],
+    workgroups: Sequence[int],
+    *,
+    half: bool,
+    lanes: int,
+) -> dict[str, Any]:
+    """A kernel and its workgroups, as the page takes them."""
+    floats = [name for name, value in constants.items() if isinstance(value, float)]
+    kernel = {"shader": shader, "constants": dict(constants), "floats": floats, "half": half, "lanes": lanes}
+    return {"kernel": {**kernel, "bindings": dict.fromkeys(bindings)}, "workgroups": list(workgroups)}
 
 
 def packed(nibbles: NDArray[np.uint8]) -> bytes:

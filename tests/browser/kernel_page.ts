@@ -1,25 +1,32 @@
-// Runs one fused kernel on buffers of its own, inside error scopes, for tests/browser/kernel_page.py.
+// Runs fused kernels on buffers of its own, inside error scopes, for tests/browser/kernel_page.py.
 
 import { FusedPipelines, kernelCode, type FusedPipeline } from "../../web/src/worker/gpu/kernels";
 import type { KernelText } from "../../web/src/worker/gpu/wgsl";
 import { pipelineOf, subgroupSize, withoutSubgroups } from "./subgroups";
 
-interface KernelRun {
-  kernel: Omit<KernelText, "bindings">;
-  /** Whether float32 stands in for float16 in what the kernel computes; what it unpacks from words stays float16. */
-  widened: boolean;
-  /** Whether subgroups of the kernel's size are made of workgroup memory, as those of another size than the adapter's. */
-  emulated: boolean;
-  /** The initial contents of the bindings, base64, by their names; sizes are multiples of 4. */
-  buffers: Record<string, string>;
+interface Dispatch {
+  kernel: KernelText;
   workgroups: [number, number, number];
-  /** The binding whose buffer to read afterwards. */
-  read: string;
+}
+
+interface KernelRun {
+  /** The initial contents of the buffers, base64, by the names of the bindings; sizes are multiples of 4. */
+  buffers: Record<string, string>;
+  /** In order, in one pass. */
+  dispatches: Dispatch[];
+  /** Names of the buffers to bring back. */
+  wanted: string[];
+  /** Whether float32 stands in for float16 in what the kernels compute; what they unpack from words stays float16. */
+  widened: boolean;
+  /** Whether subgroups of the kernels' size are made of workgroup memory, as those of another size than the adapter's. */
+  emulated: boolean;
 }
 
 interface Opened {
   device: GPUDevice;
   pipelines: FusedPipelines;
+  /** Whether kernels on float16 run here. */
+  half: boolean;
   /** The one size of its subgroups; 0 if it has none, or several. */
   lanes: number;
 }
@@ -34,7 +41,13 @@ async function open(): Promise<Opened> {
   const { maxComputeWorkgroupStorageSize, maxStorageBuffersPerShaderStage } = adapter.limits;
   const requiredLimits = { maxComputeWorkgroupStorageSize, maxStorageBuffersPerShaderStage };
   const device = await adapter.requestDevice({ requiredFeatures, requiredLimits });
-  return { device, pipelines: new FusedPipelines(device), lanes: subgroupSize(adapter) };
+  const half = requiredFeatures.includes("shader-f16");
+  return { device, pipelines: new FusedPipelines(device), half, lanes: subgroupSize(adapter) };
+}
+
+async function adapterOffers(): Promise<{ half: boolean; lanes: number }> {
+  const { half, lanes } = await (opened ??= open());
+  return { half, lanes };
 }
 
 function decode(text: string): Uint8Array<ArrayBuffer> {
@@ -131,51 +144,57 @@ function widenedCode(kernel: KernelText): string {
 }
 
 /** The pipeline of a kernel as the run asks for it. */
-function pipelineFor({ device, pipelines, lanes }: Opened, run: KernelRun): Promise<FusedPipeline> {
-  const { widened, buffers: bindings } = run;
-  const kernel = { ...run.kernel, bindings };
+function pipelineFor({ device, pipelines, lanes }: Opened, run: KernelRun, kernel: KernelText): Promise<FusedPipeline> {
   const others = kernel.lanes > 0 && kernel.lanes !== lanes && !WITH_MATRICES.includes(kernel.shader);
-  const emulated = run.emulated || others;
-  if (!widened && !emulated) return pipelines.get(kernel);
-  const code = widened ? widenedCode(kernel) : kernelCode(kernel);
+  const code = run.widened ? widenedCode(kernel) : kernelCode(kernel);
+  const emulated = (run.emulated || others) && /subgroup[A-Z]/.test(code);
+  if (!run.widened && !emulated) return pipelines.get(kernel);
   return pipelineOf(device, emulated ? withoutSubgroups(kernel.shader, code) : code);
 }
 
-/** The contents of buffer `read` after the kernel ran, base64. */
-async function runKernel(run: KernelRun): Promise<string> {
+/** The contents of the wanted buffers after the kernels ran, base64. */
+async function runKernels(run: KernelRun): Promise<string[]> {
   const page = await (opened ??= open());
   const { device } = page;
   for (const scope of ["validation", "out-of-memory", "internal"] as const) device.pushErrorScope(scope);
   const errors: string[] = [];
   const made: GPUBuffer[] = [];
-  const buffer = (size: number, usage: number): GPUBuffer => {
+  const make = (size: number, usage: number): GPUBuffer => {
     made.push(device.createBuffer({ size, usage }));
     return made.at(-1)!;
   };
-  let contents = "";
+  let contents: string[] = [];
   try {
-    const { pipeline, layout, names } = await pipelineFor(page, run);
-    const buffers = names.map((name) => {
-      const bytes = decode(run.buffers[name]!);
-      const filled = buffer(bytes.length, GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_SRC | GPUBufferUsage.COPY_DST);
-      device.queue.writeBuffer(filled, 0, bytes);
-      return filled;
+    const filled = Object.entries(run.buffers).map(([name, text]): [string, GPUBuffer] => {
+      const bytes = decode(text);
+      const usage = GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_SRC | GPUBufferUsage.COPY_DST;
+      const buffer = make(bytes.length, usage);
+      device.queue.writeBuffer(buffer, 0, bytes);
+      return [name, buffer];
     });
-    const entries = buffers.map((resource, binding) => ({ binding, resource: { buffer: resource } }));
+    const buffers = Object.fromEntries(filled);
+    const compiled = await Promise.all(run.dispatches.map(({ kernel }) => pipelineFor(page, run, kernel)));
     const encoder = device.createCommandEncoder();
     const pass = encoder.beginComputePass();
-    pass.setPipeline(pipeline);
-    pass.setBindGroup(0, device.createBindGroup({ layout, entries }));
-    pass.dispatchWorkgroups(...run.workgroups);
+    run.dispatches.forEach((dispatch, i) => {
+      const { pipeline, layout, names } = compiled[i]!;
+      const entries = names.map((name, binding) => ({ binding, resource: { buffer: buffers[name]! } }));
+      pass.setPipeline(pipeline);
+      pass.setBindGroup(0, device.createBindGroup({ layout, entries }));
+      pass.dispatchWorkgroups(...dispatch.workgroups);
+    });
     pass.end();
-    const source = buffers[names.indexOf(run.read)]!;
-    const staging = buffer(source.size, GPUBufferUsage.MAP_READ | GPUBufferUsage.COPY_DST);
-    encoder.copyBufferToBuffer(source, 0, staging, 0, source.size);
+    const stagings = run.wanted.map((name) => {
+      const { size } = buffers[name]!;
+      const staging = make(size, GPUBufferUsage.MAP_READ | GPUBufferUsage.COPY_DST);
+      encoder.copyBufferToBuffer(buffers[name]!, 0, staging, 0, size);
+      return staging;
+    });
     device.queue.submit([encoder.finish()]);
-    await staging.mapAsync(GPUMapMode.READ);
-    contents = encode(new Uint8Array(staging.getMappedRange()));
+    await Promise.all(stagings.map((staging) => staging.mapAsync(GPUMapMode.READ)));
+    contents = stagings.map((staging) => encode(new Uint8Array(staging.getMappedRange())));
   } finally {
-    for (const each of made) each.destroy();
+    for (const buffer of made) buffer.destroy();
     for (const scope of ["internal", "out-of-memory", "validation"]) {
       const error = await device.popErrorScope();
       if (error !== null) errors.push(`${scope} error: ${error.message}`);
@@ -185,4 +204,4 @@ async function runKernel(run: KernelRun): Promise<string> {
   return contents;
 }
 
-Object.assign(globalThis, { runKernel });
+Object.assign(globalThis, { adapterOffers, runKernels });

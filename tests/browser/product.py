@@ -195,14 +195,13 @@ def compare(
     *,
     half: bool,
     lanes: int,
-    emulated: bool,
 ) -> None:
     """The kernel's results are within the bound, nothing else is written, and of a norm behind its sum is right."""
     problem = Problem(product)
 
     def found(read: str) -> bytes:
         buffers = problem.buffers(half)
-        return page.run(shader, constants, buffers, workgroups, read=read, half=half, lanes=lanes, emulated=emulated)
+        return page.run(shader, constants, buffers, workgroups, read=read, half=half, lanes=lanes)
 
     width = product.first + product.n
     before, got = np.split(results(found("y"), product.m * width).reshape(product.m, -1), [product.first], axis=1)

@@ -37,8 +37,7 @@ def check_matrices(page: KernelPage, case: Product, tiling: FewRowsTiling) -> No
 
 
 def run(page: KernelPage, case: Product, tuning: Any, limits: WorkgroupLimits, half: bool) -> None:
-    by_matrices = isinstance(tuning, FewRowsTiling)
-    if by_matrices:
+    if isinstance(tuning, FewRowsTiling):
         shader, workgroups = "few_rows_matrices", (*tuning.workgroups(case.m, case.n, case.gated), 1)
         own = {"K": case.k, "N": case.n, "M": case.m, **tuning.constants(case.block, case.bits)}
     else:
@@ -46,8 +45,7 @@ def run(page: KernelPage, case: Product, tuning: Any, limits: WorkgroupLimits, h
         own = tuning.constants()
     packed = {"BLOCK": case.block, "BYTES": case.bits == 8} if case.bits else {}
     constants = {**case.activation(), "FIRST": case.first, "OF": case.first + case.n, **packed, **own}
-    emulated = limits.lanes > 4 and not by_matrices
-    compare(page, shader, case, constants, workgroups, half=half, lanes=limits.lanes, emulated=emulated)
+    compare(page, shader, case, constants, workgroups, half=half, lanes=limits.lanes)
 
 
 @pytest.mark.one_in
@@ -132,7 +130,7 @@ def test_rows_are_normalised(kernel_page: KernelPage, asked: str, lanes: int) ->
     buffers |= dict.fromkeys(("total", "normed") if behind else ("normed",), guarded(m * k))
 
     def found(read: str) -> NDArray[np.float32]:
-        about: dict[str, Any] = {"half": wide_x, "lanes": lanes, "emulated": lanes > 4}
+        about: dict[str, Any] = {"half": wide_x, "lanes": lanes}
         return results(kernel_page.run("norm_rows", constants, buffers, (m, 1, 1), read=read, **about), m * k).reshape(
             m, k
         )

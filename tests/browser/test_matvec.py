@@ -27,8 +27,7 @@ def check(page: KernelPage, case: Product, tuning: MatvecTuning, half: bool = Fa
         **case.activation(),
         **tuning.constants(),
     }
-    workgroups, emulated = (tuning.workgroups, 1, 1), tuning.lanes > 4
-    compare(page, "matvec_q4", case, constants, workgroups, half=half, lanes=tuning.lanes, emulated=emulated)
+    compare(page, "matvec_q4", case, constants, (tuning.workgroups, 1, 1), half=half, lanes=tuning.lanes)
 
 
 def cut(case: Product, lanes: int, rows: int, span: int, workgroup: int, **rest: Any) -> MatvecTuning:

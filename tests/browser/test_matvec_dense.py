@@ -12,8 +12,7 @@ from tests.browser.product import Product, compare
 
 def check(page: KernelPage, case: Product, tuning: DenseTuning, half: bool = False) -> None:
     constants = {"FIRST": case.first, "EPSILON": EPSILON, **case.activation(), **tuning.constants()}
-    workgroups, emulated = (tuning.workgroups, 1, 1), tuning.lanes > 4
-    compare(page, "matvec_dense", case, constants, workgroups, half=half, lanes=tuning.lanes, emulated=emulated)
+    compare(page, "matvec_dense", case, constants, (tuning.workgroups, 1, 1), half=half, lanes=tuning.lanes)
 
 
 REAL = [

@@ -16,6 +16,7 @@ import pytest
 
 from capstan.tape.kernel_plan import MatrixSize
 from capstan.tape.ops.prefill_attention import AttentionTiling
+from tests.attention import attended
 from tests.browser.kernel_page import KernelPage
 from tests.browser.quantized_rows import packed_rows, unpacked_rows
 
@@ -104,26 +105,17 @@ def check(page: KernelPage, case: Case, tiling: AttentionTiling) -> None:
     got = found[:count].reshape(case.rows, heads, case.head).astype(np.float64)
 
     wide_q, wide_keys, wide_values = (array.astype(np.float64) for array in held)
-    wide_keys[:, :first], wide_values[:, :first] = 0, 0
-    spread = [np.repeat(wide[:, :total], case.group, axis=0) for wide in (wide_keys, wide_values)]
-    scores = np.einsum("mhd,hpd->hmp", wide_q, spread[0]) * scale
-    sizes = np.einsum("mhd,hpd->hmp", np.abs(wide_q), np.abs(spread[0])) * scale
+    wide_keys, wide_values = wide_keys[:, :total], wide_values[:, :total]
+    sizes = np.einsum("mhd,hpd->hmp", np.abs(wide_q), np.abs(np.repeat(wide_keys, case.group, axis=0))) * scale
     back = case.past + np.arange(case.rows)[:, None] - np.arange(total)[None, :]
     seen = ((back >= 0) & (back < (case.window or total))) | case.whole
-    if case.softcap:
-        scores = case.softcap * np.tanh(scores / case.softcap)
-    scores = np.where(seen, scores, -np.inf)
-    largest = scores.max(axis=2, keepdims=True)
-    weights = np.exp(scores - largest)
-    every = weights.sum(axis=2, keepdims=True)
-    if case.sinks:
-        every = every + np.exp(sinks.astype(np.float64)[:, None, None] - largest)
-    weights /= every
-    wanted = np.einsum("hmp,hpd->mhd", weights, spread[1])
+    wide_sinks = sinks.astype(np.float64) if case.sinks else None
+    wanted, weights = attended(wide_q, wide_keys, wide_values, scale, seen=seen, softcap=case.softcap, sinks=wide_sinks)
+    spread = np.abs(np.repeat(wide_values, case.group, axis=0))
     # float32 scores are off by a few 2^-23 of the sum of their absolute products.
     off = 2.0**-11 + 4 * 2.0**-23 * np.where(seen, sizes, 0)
-    magnitude = np.einsum("hmp,hpd->mhd", weights * off, np.abs(spread[1]))
-    lost = 2.0**-25 * np.where(seen[None, :, :, None], np.abs(spread[1])[:, None], 0).sum(axis=2).transpose(1, 0, 2)
+    magnitude = np.einsum("hmp,hpd->mhd", weights * off, spread)
+    lost = 2.0**-25 * np.where(seen[None, :, :, None], spread[:, None], 0).sum(axis=2).transpose(1, 0, 2)
     bound = 1.25 * magnitude + np.abs(wanted) * 2.0**-11 + lost + 2.0**-25
     errors = np.abs(got - wanted) / bound
     assert errors.max() <= 1, f"{case}: {errors.max()} at {np.unravel_index(errors.argmax(), got.shape)} with {tiling}"

@@ -29,6 +29,7 @@ from capstan.graph.encoder_layers import ACTIVATIONS
 from capstan.graph.onnx_pb2 import ModelProto
 from capstan.graph.spliced_embedding import without_mask
 from capstan.host.notes import Notes
+from tests.attention import attended
 from tests.half_graphs import in_half
 from tests.unit.paper_engine import PaperEngine
 
@@ -163,9 +164,7 @@ def matmul_matrices(about: Mapping[str, Any], read: Mapping[str, Array]) -> Arra
 def prefill_attention(about: Mapping[str, Any], read: Mapping[str, Array]) -> Array:
     m, heads, head = about["M"], about["KV_HEADS"], about["HEAD"]
     q, keys, values = (read[name][: m * heads * head].reshape(m, heads, head) for name in ("q", "keys", "values"))
-    scores = np.einsum("mhd,phd->hmp", q, keys) * about["SCALE"]
-    weights = np.exp(scores - scores.max(axis=2, keepdims=True))
-    return np.asarray(np.einsum("hmp,phd->mhd", weights / weights.sum(axis=2, keepdims=True), values))
+    return attended(q, keys.swapaxes(0, 1), values.swapaxes(0, 1), about["SCALE"])[0]
 
 
 KERNELS: dict[str, Callable[[Mapping[str, Any], Mapping[str, Array]], Array]] = {

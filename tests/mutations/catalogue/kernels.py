@@ -143,7 +143,7 @@ KERNELS = (
         "(table[sequence * CAPACITY + position] * KV_HEADS + kv_head)",
         "(sequence * KV_HEADS + kv_head)",
         "a beam reads its own caches whatever the table says",
-        browser("attention::test_sequences_read_each_others_caches_by_a_table"),
+        browser("joint_attention::test_sequences_read_each_others_caches_by_a_table"),
     ),
     Mutation(
         "attention.window",
