@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from capstan import fallback
+from capstan.device.picture_encoder import PictureEncoder
 from capstan.local.local_host import LocalHost
 from tests.unit.stand_in_device import ApartDevice, HeapDevice
 
@@ -32,3 +35,23 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> dict[str, HeapDevice | ApartDevi
 
     monkeypatch.setattr(LocalHost, "open_device", open_device)
     return made
+
+
+@pytest.fixture
+def no_fallbacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None is counted yet."""
+    monkeypatch.setattr(fallback, "counted", type(fallback.counted)())
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The pictures on which the vision graph was run."""
+    found: list[str] = []
+    run = PictureEncoder._run
+
+    async def counted(self: PictureEncoder, picture: Any) -> Any:
+        found.append(picture.digest)
+        return await run(self, picture)
+
+    monkeypatch.setattr(PictureEncoder, "_run", counted)
+    return found

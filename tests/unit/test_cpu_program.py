@@ -32,10 +32,10 @@ from capstan.device.wasm.wasm_device import WasmDevice
 from capstan.device.wasm.wasm_model import wasm_memory
 from capstan.fallback import fallbacks
 from capstan.graph import parse
-from capstan.model_files.genai_config import GenaiConfig, parse_genai_config
 from capstan.model_files.gguf.header import GgmlType
 from tests.cpu_programs import ROOM, Definition, asked, gguf_graph, kernels, logits, opened
 from tests.gguf_models import FURTHER, MIXED, Made, make
+from tests.unit.fixture_models import config_of
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 KNOWN = ("nano-llama", "nano-qwen2", "nano-mixed", "nano-blocks", "nano-apart", "nano-phi4", "nano-ernie", "nano-shape")
@@ -47,10 +47,6 @@ FIRST_ROOM = 256
 @pytest.fixture(scope="module", params=["relaxed", "plain"])
 def node(request: pytest.FixtureRequest) -> subprocess.Popen[str]:
     return kernels(request.param)
-
-
-def config_of(model: str) -> GenaiConfig:
-    return parse_genai_config((FIXTURES / model / "genai_config.json").read_bytes(), model)
 
 
 def graph_of(model: str, level: int = 4) -> WasmGraph:

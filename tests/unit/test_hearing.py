@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import shutil
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from capstan import (
 from capstan.device.speech_encoder import Features, SpeechEncoder
 from capstan.fallback import FallbackWarning, fallbacks
 from tests.sounds import glide, wave_file
+from tests.unit.media_models import copied, greedy, refused, text_model
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 FOLDER = FIXTURES / "speech/nano-whisper"
@@ -48,9 +48,7 @@ def inputs(og: Any, model: Any, *sounds: bytes, prompt: str = PROMPT) -> Any:
 
 
 def generator(og: Any, model: Any, rows: int = 1, **options: Any) -> Any:
-    params = og.GeneratorParams(model)
-    params.set_search_options(**{"do_sample": False, "max_length": LENGTH, "batch_size": rows, **options})
-    return og.Generator(model, params)
+    return greedy(og, model, **{"max_length": LENGTH, "batch_size": rows, **options})
 
 
 def hearing(og: Any, model: Any, *sounds: bytes, **options: Any) -> Any:
@@ -184,12 +182,6 @@ def test_the_encoder_counts_beside_the_decoder_before_it_is_loaded(model: genai.
         assert bool(again) is right
 
 
-def refused(kind: type[Exception], message: str, call: Callable[[], Any]) -> None:
-    with pytest.raises(kind) as error:
-        call()
-    assert message in str(error.value)
-
-
 def test_bad_input_is_refused_by_name(model: genai.Model, tmp_path: Path) -> None:
     processor = model.create_multimodal_processor()
     audios = genai.Audios.open_bytes(RISING)
@@ -230,9 +222,7 @@ def hear(model: genai.Model, given: Any) -> Any:
 
 
 def test_a_model_of_text_hears_nothing() -> None:
-    config = genai.Config(str(FIXTURES / "nano-llama"))
-    config.clear_providers()
-    text = genai.Model(config)
+    text = text_model(FIXTURES / "nano-llama")
     refused(UnsupportedModelError, "takes text only", text.create_multimodal_processor)
     made = genai.NamedTensors()
     made["audio_features"] = np.zeros((1, 80, 3000), np.float32)
@@ -249,24 +239,6 @@ def test_an_engine_of_text_says_that_a_sound_is_needed(model: genai.Model) -> No
     refused(PromptError, "no sound was given", lambda: engine.run(events))
 
 
-def copied(tmp_path: Path, **changes: Any) -> str:
-    target = tmp_path / "whisper"
-    shutil.rmtree(target, ignore_errors=True)
-    shutil.copytree(FOLDER, target)
-    config = json.loads((target / "genai_config.json").read_text())
-    for path, value in changes.items():
-        *way, last = path.split("__")
-        section = config["model"]
-        for key in way:
-            section = section[key]
-        if value is None:
-            del section[last]
-        else:
-            section[last] = value
-    (target / "genai_config.json").write_text(json.dumps(config))
-    return str(target)
-
-
 def test_a_folder_whose_parts_do_not_fit_is_refused_by_path(tmp_path: Path) -> None:
     for change, kind, message in (
         ({"encoder": None}, ConfigError, "model.encoder: missing, expected an object"),
@@ -280,13 +252,12 @@ def test_a_folder_whose_parts_do_not_fit_is_refused_by_path(tmp_path: Path) -> N
         ({"vision": {"filename": "a"}}, UnsupportedModelError, "model.vision"),
         ({"type": "parakeet_tdt"}, UnsupportedModelError, "an encoder"),
     ):
-        with pytest.raises(kind) as error:
-            genai.Model(copied(tmp_path, **change))
-        assert message in str(error.value), change
+        folder = copied(FOLDER, tmp_path / "whisper", **change)
+        refused(kind, message, partial(genai.Model, folder))
 
 
 def test_an_encoder_of_another_size_is_refused(tmp_path: Path) -> None:
-    target = Path(copied(tmp_path))
+    target = Path(copied(FOLDER, tmp_path / "whisper"))
     graph = onnx.load(str(target / "decoder.onnx"), load_external_data=False)
     for value in graph.graph.input:
         if "cross" in value.name:

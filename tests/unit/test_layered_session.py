@@ -17,7 +17,6 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from capstan import fallback
 from capstan.device.device_interface import BoundSpan
 from capstan.device.ort_session import RunReply
 from capstan.device.webgpu.gpu_engine import Difference
@@ -172,9 +171,7 @@ KERNELS: dict[str, Callable[[Mapping[str, Any], Mapping[str, Array]], Array]] = 
 }
 
 
-@pytest.fixture(autouse=True)
-def no_fallbacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fallback, "counted", type(fallback.counted)())
+pytestmark = pytest.mark.usefixtures("no_fallbacks")
 
 
 class Encoder:

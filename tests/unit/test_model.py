@@ -6,10 +6,10 @@ import asyncio
 import gc
 import json
 import warnings
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
@@ -30,9 +30,8 @@ from capstan.device.model_interface import TapeOptions
 from capstan.genai.changed_config import Config
 from capstan.local.rust_tokenizer import LocalBackend
 from capstan.tape import PASSES
-from tests.unit.paper_model import begin_now
+from tests.unit.paper_model import PaperHost
 
-T = TypeVar("T")
 LLAMA = Path(__file__).parents[1] / "fixtures" / "nano-llama"
 CONTEXT = 512
 
@@ -62,12 +61,12 @@ class PaperDevice:
         self.closed += 1
 
 
-class PaperHost:
+class FileHost(PaperHost):
     """A Host over a dictionary of files."""
 
     def __init__(self, files: dict[str, bytes]) -> None:
+        super().__init__()
         self.files = files
-        self.waits = True
         self.longest = CONTEXT
         """Positions that the graph allows."""
         self.read_names: list[str] = []
@@ -82,24 +81,9 @@ class PaperHost:
     async def listing(self, folder: str) -> dict[str, int | None] | None:
         return None
 
-    def now(self) -> float:
-        return 0.0
-
     def tokenizer_backend(self, tokenizer_json: str, tokenizer_config_json: str) -> LocalBackend:
         self.tokenizers += 1
         return LocalBackend(tokenizer_json, tokenizer_config_json)
-
-    def can_wait(self) -> bool:
-        return self.waits
-
-    def begin(self, work: Coroutine[Any, Any, None]) -> None:
-        begin_now(self, work)
-
-    def wait(self, awaitable: Awaitable[T]) -> T:
-        async def result() -> T:
-            return await awaitable
-
-        return asyncio.run(result())
 
     async def read(
         self, folder: str, name: str, most: int = 0, progress: Callable[[int, int], None] | None = None
@@ -127,9 +111,9 @@ class PaperHost:
 
 
 @pytest.fixture
-def host(monkeypatch: pytest.MonkeyPatch) -> PaperHost:
+def host(monkeypatch: pytest.MonkeyPatch) -> FileHost:
     names = ("genai_config.json", "tokenizer.json", "tokenizer_config.json")
-    paper = PaperHost({name: (LLAMA / name).read_bytes() for name in names})
+    paper = FileHost({name: (LLAMA / name).read_bytes() for name in names})
     monkeypatch.setattr(capstan.model, "current_device_host", lambda: paper)
     return paper
 
@@ -138,7 +122,7 @@ def load(**options: Any) -> Model:
     return asyncio.run(Model.load("/models/nano", **options))
 
 
-def change(host: PaperHost, **fields: Any) -> None:
+def change(host: FileHost, **fields: Any) -> None:
     """Set fields of genai_config.json's sections, as search={...}."""
     tree = json.loads(host.files["genai_config.json"])
     for section, values in fields.items():
@@ -149,7 +133,7 @@ def change(host: PaperHost, **fields: Any) -> None:
 OPTIONS = "model.decoder.session_options.provider_options"
 
 
-def set_capture(host: PaperHost, **options: str) -> None:
+def set_capture(host: FileHost, **options: str) -> None:
     """Give WebGPU these options in genai_config.json."""
     tree = json.loads(host.files["genai_config.json"])
     tree["model"]["decoder"]["session_options"]["provider_options"] = [{"webgpu": options}]
@@ -163,18 +147,18 @@ def test_on_cpython_a_model_is_a_directory(path: Any) -> None:
 
 
 class TestLoading:
-    def test_a_folder_is_a_url_that_ends_in_a_slash(self, host: PaperHost) -> None:
+    def test_a_folder_is_a_url_that_ends_in_a_slash(self, host: FileHost) -> None:
         assert load().folder == "/models/nano/"
         assert asyncio.run(Model.load("/models/nano/")).folder == "/models/nano/"
         read = [name for name in host.read_names if name.endswith("genai_config.json")]
         assert read == ["/models/nano/genai_config.json"] * 2
 
-    def test_the_default_is_auto_with_a_tape(self, host: PaperHost) -> None:
+    def test_the_default_is_auto_with_a_tape(self, host: FileHost) -> None:
         set_capture(host)
         load()
         assert host.opened == [("/models/nano/", "auto", TapeOptions("tape", None))]
 
-    def test_the_configuration_says_whether_to_capture_where_the_caller_does_not(self, host: PaperHost) -> None:
+    def test_the_configuration_says_whether_to_capture_where_the_caller_does_not(self, host: FileHost) -> None:
         where = f"/models/nano/genai_config.json: {OPTIONS}[0].webgpu.enableGraphCapture"
         for value, capture in {"0": "off", "1": "tape"}.items():
             set_capture(host, enableGraphCapture=value)
@@ -182,7 +166,7 @@ class TestLoading:
             assert host.opened.pop()[2] == TapeOptions(capture, configured=where)
 
     @pytest.mark.parametrize("capture", ["tape", "ort", "off"])
-    def test_the_caller_wins_over_the_configuration(self, capture: str, host: PaperHost) -> None:
+    def test_the_caller_wins_over_the_configuration(self, capture: str, host: FileHost) -> None:
         for value in ("0", "1"):
             set_capture(host, enableGraphCapture=value)
             load(capture=capture)
@@ -190,7 +174,7 @@ class TestLoading:
             assert [options for _, _, options in host.opened] == [TapeOptions(capture)] * 2
             host.opened.clear()
 
-    def test_an_overlay_adds_to_the_options_of_providers(self, host: PaperHost) -> None:
+    def test_an_overlay_adds_to_the_options_of_providers(self, host: FileHost) -> None:
         set_capture(host, enableGraphCapture="1", multiRotaryCacheConcatOffset="256")
         options = {"provider_options": [{"WebGPU": {"enableGraphCapture": "0"}}]}
         model = load(overlay={"model": {"decoder": {"session_options": options}}})
@@ -199,26 +183,26 @@ class TestLoading:
         assert found.configured is not None
         assert found.configured.endswith("[1].WebGPU.enableGraphCapture")
 
-    def test_options_reach_the_device_and_progress_comes_back(self, host: PaperHost) -> None:
+    def test_options_reach_the_device_and_progress_comes_back(self, host: FileHost) -> None:
         told: list[tuple[str, int, int]] = []
         load(device="webgpu", capture="ort", passes=["dead", "clears"], progress=lambda *what: told.append(what))
         assert host.opened == [("/models/nano/", "webgpu", TapeOptions("ort", ("clears", "dead")))]
         assert told == [("weights", 1, 2)]
 
-    def test_the_tokenizer_is_made_while_the_weights_come(self, host: PaperHost) -> None:
+    def test_the_tokenizer_is_made_while_the_weights_come(self, host: FileHost) -> None:
         model = load()
         assert host.tokenizers == 1
         assert Tokenizer(model).encode("a")
         assert host.tokenizers == 1
 
-    def test_who_asks_for_a_tokenizer_that_cannot_be_made_hears_why(self, host: PaperHost) -> None:
+    def test_who_asks_for_a_tokenizer_that_cannot_be_made_hears_why(self, host: FileHost) -> None:
         host.files["tokenizer.json"] = b'{"model": {"type": "BPE", "vocab": 7}}'
         model = load()
         with pytest.raises(ConfigError, match=r"tokenizer\.json: a BPE tokenizer that cannot be built"):
             Tokenizer(model)
 
     @pytest.mark.parametrize("kind", [list, tuple, set, frozenset, dict.fromkeys])
-    def test_passes_are_any_collection_in_any_order(self, kind: Callable[[list[str]], Any], host: PaperHost) -> None:
+    def test_passes_are_any_collection_in_any_order(self, kind: Callable[[list[str]], Any], host: FileHost) -> None:
         for names in (["dead", "matvec", "clears"], ["clears", "matvec", "dead", "matvec"]):
             load(passes=kind(names))
         load(passes=kind(list(PASSES[::-1])))
@@ -226,7 +210,7 @@ class TestLoading:
         given = [options.passes for _, _, options in host.opened]
         assert given == [("clears", "matvec", "dead")] * 2 + [PASSES, ()]
 
-    def test_what_the_folder_says_is_known(self, host: PaperHost) -> None:
+    def test_what_the_folder_says_is_known(self, host: FileHost) -> None:
         model = load()
         assert (model.type, model.device_type, model.adapter) == ("llama", "paper", "a sheet")
         assert model.config.context_length == CONTEXT
@@ -235,12 +219,12 @@ class TestLoading:
         assert GeneratorParams(model).search == model.search
         assert set(model.tokenizer_files) == {"tokenizer.json", "tokenizer_config.json"}
 
-    def test_blocking_is_the_same(self, host: PaperHost) -> None:
+    def test_blocking_is_the_same(self, host: FileHost) -> None:
         with_constructor = Model("/models/nano", device="wasm", capture="off")
         assert with_constructor.type == "llama"
         assert host.opened == [("/models/nano/", "wasm", TapeOptions("off", None))]
 
-    def test_blocking_where_nothing_can_wait_names_the_async_twin(self, host: PaperHost) -> None:
+    def test_blocking_where_nothing_can_wait_names_the_async_twin(self, host: FileHost) -> None:
         host.waits = False
         with pytest.raises(AsyncRequiredError, match=r"use `await Model\.load\('/models/nano'\)`"):
             Model("/models/nano")
@@ -248,12 +232,12 @@ class TestLoading:
 
 
 class TestRefusing:
-    def test_an_unknown_capture_lists_the_choices(self, host: PaperHost) -> None:
+    def test_an_unknown_capture_lists_the_choices(self, host: FileHost) -> None:
         with pytest.raises(OptionError, match="capture is 'video'; it must be one of 'tape', 'ort', 'off'"):
             load(capture="video")
         assert host.read_names == [], "nothing was fetched"
 
-    def test_another_value_for_capture_is_refused_before_anything_is_loaded(self, host: PaperHost) -> None:
+    def test_another_value_for_capture_is_refused_before_anything_is_loaded(self, host: FileHost) -> None:
         set_capture(host, enableGraphCapture="yes")
         with pytest.raises(ConfigError, match=r"\.enableGraphCapture: expected \"0\" or \"1\", got \"yes\""):
             load(capture="tape")
@@ -267,7 +251,7 @@ class TestRefusing:
             ({""}, r"\{''\}"),
         ],
     )
-    def test_unknown_passes_list_the_names_there_are(self, passes: Any, found: str, host: PaperHost) -> None:
+    def test_unknown_passes_list_the_names_there_are(self, passes: Any, found: str, host: FileHost) -> None:
         names = "clears, direct, matvec, gated, norm, residual, attention, dead, prefill, rows, prompts"
         with pytest.raises(OptionError, match=f"^passes is {found}; it must be a collection of names out of {names}, "):
             load(passes=passes)
@@ -276,41 +260,41 @@ class TestRefusing:
         assert host.read_names == [], "nothing was fetched"
 
     @pytest.mark.parametrize("name", ["genai_config.json", "tokenizer.json"])
-    def test_a_missing_file_is_named(self, name: str, host: PaperHost) -> None:
+    def test_a_missing_file_is_named(self, name: str, host: FileHost) -> None:
         del host.files[name]
         with pytest.raises(ModelFileError, match=f"/models/nano/{name}"):
             load()
 
     @pytest.mark.parametrize("name", ["genai_config.json", "tokenizer.json", "tokenizer_config.json"])
-    def test_a_byte_that_is_not_utf_8_is_told_with_its_place(self, name: str, host: PaperHost) -> None:
+    def test_a_byte_that_is_not_utf_8_is_told_with_its_place(self, name: str, host: FileHost) -> None:
         data = host.files[name]
         host.files[name] = data[:9] + b"\xd5" + data[9:]
         with pytest.raises(ConfigError, match=rf"{name}: byte 9 is not UTF-8"):
             load()
 
-    def test_a_missing_tokenizer_config_is_allowed(self, host: PaperHost) -> None:
+    def test_a_missing_tokenizer_config_is_allowed(self, host: FileHost) -> None:
         del host.files["tokenizer_config.json"]
         assert set(load().tokenizer_files) == {"tokenizer.json"}
 
-    def test_a_file_that_is_not_json_is_named_with_line_and_column(self, host: PaperHost) -> None:
+    def test_a_file_that_is_not_json_is_named_with_line_and_column(self, host: FileHost) -> None:
         host.files["genai_config.json"] = b"{\n  nonsense}"
         with pytest.raises(ConfigError, match=r"/models/nano/genai_config\.json: line 2, column 3: not JSON"):
             load()
 
-    def test_a_wrong_search_option_is_found_before_the_weights_are_fetched(self, host: PaperHost) -> None:
+    def test_a_wrong_search_option_is_found_before_the_weights_are_fetched(self, host: FileHost) -> None:
         change(host, search={"top_p": 7})
         with pytest.raises(OptionError, match="top_p is 7"):
             load()
         assert host.opened == []
 
-    def test_too_many_ends_of_a_sequence_are_found_before_the_weights_are_fetched(self, host: PaperHost) -> None:
+    def test_too_many_ends_of_a_sequence_are_found_before_the_weights_are_fetched(self, host: FileHost) -> None:
         change(host, model={"eos_token_id": list(range(3, 1028)), "vocab_size": 5000})
         with pytest.raises(OptionError, match="there are 1025 eos_token_ids; at most 1024"):
             load()
         assert host.opened == []
 
     def test_files_that_are_not_wanted_any_more_are_not_complained_of(
-        self, host: PaperHost, caplog: pytest.LogCaptureFixture
+        self, host: FileHost, caplog: pytest.LogCaptureFixture
     ) -> None:
         # Warnings about objects that other tests left open come now.
         gc.collect()
@@ -321,7 +305,7 @@ class TestRefusing:
         gc.collect()
         assert caplog.messages == []
 
-    def test_an_unsupported_type_is_found_before_the_weights_are_fetched(self, host: PaperHost) -> None:
+    def test_an_unsupported_type_is_found_before_the_weights_are_fetched(self, host: FileHost) -> None:
         change(host, model={"type": "parakeet_tdt"})
         with pytest.raises(UnsupportedModelError, match='"parakeet_tdt" has an encoder'):
             load()
@@ -331,19 +315,19 @@ class TestRefusing:
 class TestDecoders:
     @pytest.mark.parametrize(("max_length", "capacity"), [(1, 256), (256, 256), (257, 512), (500, 512), (512, 512)])
     def test_capacities_are_steps_of_256_up_to_the_context(
-        self, max_length: int, capacity: int, host: PaperHost
+        self, max_length: int, capacity: int, host: FileHost
     ) -> None:
         asyncio.run(load().decoder(max_length))
         assert host.loaded.capacities == [capacity]
 
-    def test_a_context_that_is_no_multiple_is_the_most(self, host: PaperHost) -> None:
+    def test_a_context_that_is_no_multiple_is_the_most(self, host: FileHost) -> None:
         change(host, model={"context_length": 300}, search={"max_length": 300})
         asyncio.run(load().decoder(290))
         assert host.loaded.capacities == [300]
 
 
 class TestClosing:
-    def test_frees_the_device_once(self, host: PaperHost) -> None:
+    def test_frees_the_device_once(self, host: FileHost) -> None:
         model = load()
         assert model.healthy()
         model.close()
@@ -351,21 +335,21 @@ class TestClosing:
         assert host.loaded.closed == 1
         assert not model.healthy()
 
-    def test_one_that_is_dropped_frees_the_device(self, host: PaperHost) -> None:
+    def test_one_that_is_dropped_frees_the_device(self, host: FileHost) -> None:
         model = Model("m")
         assert host.loaded.closed == 0
         del model
         gc.collect()
         assert host.loaded.closed == 1
 
-    def test_one_that_is_closed_and_dropped_frees_it_once(self, host: PaperHost) -> None:
+    def test_one_that_is_closed_and_dropped_frees_it_once(self, host: FileHost) -> None:
         model = Model("m")
         model.close()
         del model
         gc.collect()
         assert host.loaded.closed == 1
 
-    def test_goes_on_when_the_wait_for_it_is_cancelled(self, host: PaperHost) -> None:
+    def test_goes_on_when_the_wait_for_it_is_cancelled(self, host: FileHost) -> None:
         model = load()
 
         async def run() -> None:
@@ -380,7 +364,7 @@ class TestClosing:
         asyncio.run(run())
         assert host.loaded.closed == 1
 
-    def test_makes_every_use_fail(self, host: PaperHost) -> None:
+    def test_makes_every_use_fail(self, host: FileHost) -> None:
         model = load()
         model.close()
         with pytest.raises(ClosedError, match="the model /models/nano/ was closed; load it again"):
@@ -388,7 +372,7 @@ class TestClosing:
         with pytest.raises(ClosedError):
             _ = model.adapter
 
-    def test_an_async_block_closes(self, host: PaperHost) -> None:
+    def test_an_async_block_closes(self, host: FileHost) -> None:
         async def run() -> None:
             async with await Model.load("/models/nano"):
                 raise KeyError
@@ -397,14 +381,14 @@ class TestClosing:
             asyncio.run(run())
         assert host.loaded.closed == 1
 
-    def test_where_nothing_can_wait_names_the_async_twin(self, host: PaperHost) -> None:
+    def test_where_nothing_can_wait_names_the_async_twin(self, host: FileHost) -> None:
         model = load()
         host.waits = False
         with pytest.raises(AsyncRequiredError, match=r"use `await model\.aclose\(\)`"):
             model.close()
         assert model.healthy()
 
-    def test_a_sick_device_is_told(self, host: PaperHost) -> None:
+    def test_a_sick_device_is_told(self, host: FileHost) -> None:
         model = load()
         host.loaded.works = False
         assert not model.healthy()
@@ -421,7 +405,7 @@ STORE = "disable_file_mapped_weights"
         {"provider_options": [{"cpu": {STORE: "1"}}]},
     ],
 )
-def test_a_configuration_may_leave_the_weight_store_out(host: PaperHost, session_options: dict[str, Any]) -> None:
+def test_a_configuration_may_leave_the_weight_store_out(host: FileHost, session_options: dict[str, Any]) -> None:
     load()
     assert host.kept
     load(overlay={"model": {"decoder": {"session_options": session_options}}})
@@ -436,7 +420,7 @@ def test_a_configuration_may_leave_the_weight_store_out(host: PaperHost, session
 @pytest.mark.parametrize("provider", ["webgpu", "WebGpuExecutionProvider", "cpu"])
 @pytest.mark.parametrize(("value", "kept"), [("1", False), ("0", True)])
 def test_a_provider_option_of_genai_leaves_the_weight_store_out(
-    host: PaperHost, provider: str, value: str, kept: bool
+    host: FileHost, provider: str, value: str, kept: bool
 ) -> None:
     config = Config("/models/nano")
     config.set_provider_option(provider, STORE, value)
@@ -447,7 +431,7 @@ def test_a_provider_option_of_genai_leaves_the_weight_store_out(
 
 
 @pytest.mark.parametrize("value", ["yes", "true", 1, True, None])
-def test_another_value_for_the_weight_store_is_refused(host: PaperHost, value: Any) -> None:
+def test_another_value_for_the_weight_store_is_refused(host: FileHost, value: Any) -> None:
     overlay = {"model": {"decoder": {"session_options": {"provider_options": [{"webgpu": {STORE: value}}]}}}}
     with pytest.raises(ConfigError, match=rf'webgpu\.{STORE}: expected "0" or "1", got .*set it to one of these'):
         load(overlay=overlay)

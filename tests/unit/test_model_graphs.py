@@ -15,25 +15,13 @@ from capstan.device.webgpu import webgpu_graphs as graphs_module
 from capstan.device.webgpu.webgpu_graphs import Graphs, model_graphs, rewrite
 from capstan.errors import UncomputedError
 from capstan.fallback import FallbackWarning, fallbacks
-from capstan.model_files.genai_config import GenaiConfig, parse_genai_config
+from capstan.model_files.genai_config import GenaiConfig
+from tests.unit.fixture_models import MODELS, bytes_of, config_of, no_weights
 from tests.unit.shelf import Shelf
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 BUFFERS = 10
 """Storage buffers of a kernel."""
-MODELS = sorted(path.parent.name for path in FIXTURES.glob("*/genai_config.json"))
-
-
-async def no_weights(location: str) -> Any:
-    raise AssertionError(f"{location} was opened")
-
-
-def config_of(model: str) -> GenaiConfig:
-    return parse_genai_config((FIXTURES / model / "genai_config.json").read_bytes(), model)
-
-
-def bytes_of(model: str) -> bytes:
-    return (FIXTURES / model / "model.onnx").read_bytes()
 
 
 @pytest.fixture

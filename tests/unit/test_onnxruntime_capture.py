@@ -19,9 +19,7 @@ WEBGPU = "WebGpuExecutionProvider"
 ON = (WEBGPU, {"enableGraphCapture": "1"})
 
 
-@pytest.fixture(autouse=True)
-def no_fallbacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fallback, "counted", type(fallback.counted)())
+pytestmark = pytest.mark.usefixtures("no_fallbacks")
 
 
 def reasons() -> dict[str, int]:

@@ -11,7 +11,6 @@ import pytest
 
 import capstan
 import capstan.onnxruntime as ort
-from capstan import fallback
 from capstan.errors import (
     AsyncRequiredError,
     BindingError,
@@ -45,9 +44,7 @@ def device(provider: str, devices: Devices) -> HeapDevice | ApartDevice:
     return found
 
 
-@pytest.fixture(autouse=True)
-def no_fallbacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fallback, "counted", type(fallback.counted)())
+pytestmark = pytest.mark.usefixtures("no_fallbacks")
 
 
 def test_the_async_twins_do_the_same(provider: str) -> None:

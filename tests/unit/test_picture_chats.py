@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import shutil
 from base64 import b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,13 +25,13 @@ from capstan import (
     UnsupportedModelError,
 )
 from capstan.device.host_sampled import HostSampledDecoder
-from capstan.device.picture_encoder import PictureEncoder
 from capstan.generation.chat_prompt import ChatPrompts
 from capstan.generation.conversation import Conversation
 from capstan.host import current_host
 from capstan.picture.picture_file import Rgba
 from capstan.text.messages import without_pictures
 from tests.pictures import checks, gradient, png_file
+from tests.unit.media_models import refused
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 # As Gemma 3's, but short: of 640 positions a picture takes 256.
@@ -62,20 +62,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def model(folder: Path) -> capstan.Model:
     return capstan.Model(str(folder), device="cpu")
-
-
-@pytest.fixture
-def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The pictures on which the vision graph was run."""
-    found: list[str] = []
-    run = PictureEncoder._run
-
-    async def counted(self: PictureEncoder, picture: Any) -> Any:
-        found.append(picture.digest)
-        return await run(self, picture)
-
-    monkeypatch.setattr(PictureEncoder, "_run", counted)
-    return found
 
 
 def user(*parts: Any) -> dict[str, Any]:
@@ -180,12 +166,6 @@ def test_a_conversation_is_tried_again_after_a_prompt_that_is_too_long(model: ca
     first = said(talk, user(image(PNG), "?"))[1]
     refused(capstan.PromptError, "max_length is 640", lambda: talk.ask([three]))
     assert said(talk, user(image(PNG), "?"))[1] == first
-
-
-def refused(kind: type[Exception], message: str, call: Callable[[], Any]) -> None:
-    with pytest.raises(kind) as error:
-        call()
-    assert message in str(error.value)
 
 
 def test_bad_input_is_refused_by_name(model: capstan.Model) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +26,10 @@ from capstan import (
     genai,
 )
 from capstan.device import host_sampled
-from capstan.device.picture_encoder import PictureEncoder
 from capstan.genai.multimodal_processor import items_of
 from capstan.model_files.genai_config import PLACES
 from tests.pictures import checks, gradient, png_file
+from tests.unit.media_models import copied, greedy, refused, text_model
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 FOLDER = FIXTURES / "vision/nano-gemma3-vl"
@@ -52,9 +51,7 @@ def inputs(og: Any, model: Any, *pictures: bytes, prompt: str = PROMPT) -> Any:
 
 
 def generator(og: Any, model: Any, **options: Any) -> Any:
-    params = og.GeneratorParams(model)
-    params.set_search_options(**{"do_sample": False, "max_length": 600, **options})
-    return og.Generator(model, params)
+    return greedy(og, model, **{"max_length": 600, **options})
 
 
 def seeing(og: Any, model: Any, *pictures: bytes, prompt: str = PROMPT, **options: Any) -> Any:
@@ -156,20 +153,6 @@ def test_text_may_follow_an_answer(model: genai.Model) -> None:
     assert next_ids(whole, 4) == first
 
 
-@pytest.fixture
-def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The pictures on which the vision graph was run."""
-    found: list[str] = []
-    run = PictureEncoder._run
-
-    async def counted(self: PictureEncoder, picture: Any) -> Any:
-        found.append(picture.digest)
-        return await run(self, picture)
-
-    monkeypatch.setattr(PictureEncoder, "_run", counted)
-    return found
-
-
 def test_the_vision_graph_runs_once_for_each_picture_that_differs(model: genai.Model, ran: list[str]) -> None:
     prompt, third = "<bos><start_of_image> <start_of_image>.", png_file(gradient(9, 9))
     next_ids(seeing(genai, model, third, third, prompt=prompt, num_beams=3), 3)
@@ -205,12 +188,6 @@ def test_rows_are_shared_by_the_picture_and_not_by_ids_alone(model: genai.Model)
     assert 256 < apart[1] < 300
     assert two[0] != apart[0]
     assert run(GRADIENT, CHECKS, prompt=both)[1] > 512
-
-
-def refused(kind: type[Exception], message: str, call: Callable[[], Any]) -> None:
-    with pytest.raises(kind) as error:
-        call()
-    assert message in str(error.value)
 
 
 def test_bad_input_is_refused_by_name(model: genai.Model, tmp_path: Path) -> None:
@@ -277,9 +254,7 @@ def test_a_cut_picture_is_refused_until_all_is_given_again(model: genai.Model) -
 
 
 def test_a_model_of_text_sees_nothing() -> None:
-    config = genai.Config(str(FIXTURES / "nano-llama"))
-    config.clear_providers()
-    text = genai.Model(config)
+    text = text_model(FIXTURES / "nano-llama")
     refused(UnsupportedModelError, "takes text only", text.create_multimodal_processor)
     made = genai.NamedTensors()
     made["pixel_values"] = np.zeros((1, 3, 64, 64), np.float32)
@@ -301,24 +276,6 @@ def test_the_engine_answers_prompts_of_text(model: genai.Model) -> None:
     assert found[:4] == CASES["no picture"]["ids"][:4]
 
 
-def copied(tmp_path: Path, **changes: Any) -> str:
-    target = tmp_path / "vision"
-    shutil.rmtree(target, ignore_errors=True)
-    shutil.copytree(FOLDER, target)
-    config = json.loads((target / "genai_config.json").read_text())
-    for path, value in changes.items():
-        *way, last = path.split("__")
-        section = config["model"]
-        for key in way:
-            section = section[key]
-        if value is None:
-            del section[last]
-        else:
-            section[last] = value
-    (target / "genai_config.json").write_text(json.dumps(config))
-    return str(target)
-
-
 def test_a_folder_whose_parts_do_not_fit_is_refused_by_path(tmp_path: Path) -> None:
     for change, kind, message in (
         ({"vision": None}, ConfigError, "model.vision: missing, expected an object"),
@@ -335,13 +292,12 @@ def test_a_folder_whose_parts_do_not_fit_is_refused_by_path(tmp_path: Path) -> N
         ({"vision__config_filename": "none.json"}, ModelFileError, "none.json"),
         ({"speech": {"filename": "a"}}, UnsupportedModelError, "model.speech"),
     ):
-        with pytest.raises(kind) as error:
-            genai.Model(copied(tmp_path, **change))
-        assert message in str(error.value), change
+        folder = copied(FOLDER, tmp_path / "vision", **change)
+        refused(kind, message, partial(genai.Model, folder))
 
 
 def test_features_of_another_width_are_refused(tmp_path: Path) -> None:
-    target = Path(copied(tmp_path))
+    target = Path(copied(FOLDER, tmp_path / "vision"))
     graph = onnx.load(str(target / "embedding.onnx"))
     graph.graph.input[1].type.tensor_type.shape.dim[1].dim_value = 48
     onnx.save(graph, str(target / "embedding.onnx"))

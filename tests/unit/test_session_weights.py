@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from onnx import helper, numpy_helper
 
-from capstan import fallback, graph
+from capstan import graph
 from capstan.device.webgpu.gpu_engine import WeightPiece
 from capstan.device.webgpu.session_weights import SessionWeights, load_weights
 from capstan.errors import ModelFileError, OutOfMemoryError, WeightsChangedError
@@ -30,9 +30,7 @@ PLACE = "https://host/m/"
 SMALL = two_layers(256)
 
 
-@pytest.fixture(autouse=True)
-def no_fallbacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fallback, "counted", type(fallback.counted)())
+pytestmark = pytest.mark.usefixtures("no_fallbacks")
 
 
 class BufferSink(PaperSink):

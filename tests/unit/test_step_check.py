@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from capstan import DeviceLostError, FallbackWarning, OutOfMemoryError, fallback
+from capstan import DeviceLostError, FallbackWarning, OutOfMemoryError
 from capstan.device.webgpu.tapes.verdicts import Verdicts
 from capstan.host.notes import Notes
 from capstan.tape import PASSES
@@ -18,10 +18,7 @@ from tests.unit import step_simulator
 from tests.unit.recorder_stage import Engine, Tape, kernels, record
 from tests.unit.small_decoders import HEAD, decoder
 
-
-@pytest.fixture(autouse=True)
-def no_fallbacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fallback, "counted", type(fallback.counted)())
+pytestmark = pytest.mark.usefixtures("no_fallbacks")
 
 
 def test_an_operation_whose_kernel_leaves_its_result_unwritten_stays_as_recorded(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from capstan import DeviceLostError, FallbackWarning, fallback
+from capstan import DeviceLostError, FallbackWarning
 from capstan.device.webgpu.gpu_engine import NOT_FUSED
 from capstan.errors import OutOfMemoryError
 from capstan.fallback import fallbacks
@@ -19,10 +19,7 @@ from tests.unit import step_simulator
 from tests.unit.recorder_stage import CAPTURED, OWNER, SHORT, Engine, Tape, clears, record
 from tests.unit.small_decoders import CAPACITY, HEAD, VOCABULARY, WIDTH, decoder
 
-
-@pytest.fixture(autouse=True)
-def no_fallbacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fallback, "counted", type(fallback.counted)())
+pytestmark = pytest.mark.usefixtures("no_fallbacks")
 
 
 def test_a_fused_tape_that_does_what_an_eager_step_does_is_used() -> None:

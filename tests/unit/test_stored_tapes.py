@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from capstan import OutOfMemoryError, TapeError, fallback
+from capstan import OutOfMemoryError, TapeError
 from capstan.device.webgpu.sequence_buffers import SequenceBuffers
 from capstan.device.webgpu.tapes.stored_tapes import Restored, StoredTapes, expects_stored
 from capstan.fallback import FallbackWarning
@@ -157,8 +157,7 @@ def test_a_note_of_stored_tapes_that_was_lost_is_written_again() -> None:
     assert asyncio.run(expects_stored(shelf.notes, "/m/"))
 
 
-def test_a_damaged_note_is_told_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fallback, "counted", type(fallback.counted)())
+def test_a_damaged_note_is_told_and_replaced(no_fallbacks: None) -> None:
     shelf, engine = Shelf(), Engine()
     keep(stored(engine, shelf), sequence())
     [name] = [name for name, text in shelf.texts.items() if "7 dropped" in text]
@@ -170,8 +169,7 @@ def test_a_damaged_note_is_told_and_replaced(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("error", [TapeError("it does not compile"), OutOfMemoryError("there is none")])
-def test_a_tape_that_cannot_be_made_again_is_a_step_down(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fallback, "counted", type(fallback.counted)())
+def test_a_tape_that_cannot_be_made_again_is_a_step_down(error: Exception, no_fallbacks: None) -> None:
     engine = Engine(error=error)
     tapes = stored(engine, None)
     keep(tapes, sequence())
@@ -182,8 +180,7 @@ def test_a_tape_that_cannot_be_made_again_is_a_step_down(error: Exception, monke
         restore(tapes, sequence())
 
 
-def test_a_weight_that_is_gone_is_a_step_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fallback, "counted", type(fallback.counted)())
+def test_a_weight_that_is_gone_is_a_step_down(no_fallbacks: None) -> None:
     shelf, engine = Shelf(), Engine()
     keep(stored(engine, shelf), sequence())
     with pytest.warns(FallbackWarning, match="weight w"):
@@ -191,8 +188,7 @@ def test_a_weight_that_is_gone_is_a_step_down(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("unstorable", [False, True])
-def test_what_cannot_be_stored_is_not(unstorable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fallback, "counted", type(fallback.counted)())
+def test_what_cannot_be_stored_is_not(unstorable: bool, no_fallbacks: None) -> None:
     shelf = Shelf()
     engine = Engine([{"length": ["span", 19, 0, 32]}])
     engine.unstorable = unstorable

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from capstan import OutOfMemoryError, fallback
+from capstan import OutOfMemoryError
 from capstan.device.webgpu.tapes.tape_scratch import TapeScratch
 from capstan.fallback import FallbackWarning
 from capstan.memory import DeviceBuffer, DeviceSpan, MemoryInfo, MemoryType
@@ -35,9 +35,7 @@ class Engine:
         self.given[tape] = spans
 
 
-@pytest.fixture(autouse=True)
-def no_fallbacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fallback, "counted", type(fallback.counted)())
+pytestmark = pytest.mark.usefixtures("no_fallbacks")
 
 
 def spans(first: int, *sizes: int) -> tuple[DeviceSpan, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from capstan.generation.conversation import Conversation
 from capstan.picture.picture_file import Rgba
 from capstan.picture.tiled_processor import TiledProcessor
 from tests.pictures import SEEN, png_file
+from tests.unit.media_models import refused
 
 FOLDER = Path(__file__).parents[1] / "fixtures/vision/nano-idefics3"
 CASES = json.loads((FOLDER / "expected.json").read_text())
@@ -79,12 +79,6 @@ def test_a_picture_that_is_not_cut_is_one_tile(model: capstan.Model) -> None:
     assert (values.shape, rows, columns) == ((1, 3, 32, 32), 0, 0)
     narrow = TiledProcessor.of_config(json.dumps(config), "p.json").tiles(Rgba(4000, 1, bytes(16_000)), "picture 0")
     assert (narrow[0].shape, *narrow[1:]) == ((4, 3, 32, 32), 1, 3)
-
-
-def refused(kind: type[Exception], message: str, call: Callable[[], Any]) -> None:
-    with pytest.raises(kind) as error:
-        call()
-    assert message in str(error.value)
 
 
 @pytest.mark.parametrize(

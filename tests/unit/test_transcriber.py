@@ -7,7 +7,7 @@ import json
 import math
 import shutil
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from capstan.stages.sampling import finite_logits
 from capstan.stages.search import SearchOptions
 from tests.looped import looped
 from tests.sounds import FLOATS, glide, wave_file
+from tests.unit.media_models import refused
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 FOLDER = FIXTURES / "speech/nano-whisper"
@@ -221,12 +222,6 @@ def test_captions_are_web_vtt() -> None:
     with pytest.raises(OptionError, match="timestamps=True"):
         capstan.Transcription("a", (), "en", 4000.0).vtt()
     assert capstan.Transcription("", (), "en", 1.0).vtt() == "WEBVTT\n"
-
-
-def refused(kind: type[Exception], message: str, call: Callable[[], Any]) -> None:
-    with pytest.raises(kind) as error:
-        call()
-    assert message in str(error.value)
 
 
 def test_bad_input_is_refused_by_name(transcriber: capstan.Transcriber, tmp_path: Path) -> None:

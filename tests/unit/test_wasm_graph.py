@@ -16,28 +16,15 @@ from capstan.device.wasm.wasm_device import WasmDevice
 from capstan.device.wasm.wasm_model import wasm_memory
 from capstan.graph import WeightEntry, parse
 from capstan.graph.onnx_pb2 import ModelProto
-from capstan.model_files.genai_config import GenaiConfig, parse_genai_config
+from tests.unit.fixture_models import MODELS, bytes_of, config_of, no_weights
 from tests.unit.shelf import Shelf
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-MODELS = sorted(path.parent.name for path in FIXTURES.glob("*/genai_config.json"))
 WIDE = 1 << 30
 
 
 async def no_session(*_: Any) -> Any:
     raise AssertionError("a session was opened")
-
-
-async def no_weights(location: str) -> Any:
-    raise AssertionError(f"{location} was opened")
-
-
-def config_of(model: str) -> GenaiConfig:
-    return parse_genai_config((FIXTURES / model / "genai_config.json").read_bytes(), model)
-
-
-def bytes_of(model: str) -> bytes:
-    return (FIXTURES / model / "model.onnx").read_bytes()
 
 
 @pytest.fixture

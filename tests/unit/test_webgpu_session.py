@@ -287,9 +287,7 @@ def test_a_result_of_another_shape_is_refused_and_the_session_stays() -> None:
     assert asyncio.run(runs()) == 1
 
 
-def test_outputs_that_one_buffer_cannot_hold_are_a_step_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fallback, "counted", type(fallback.counted)())
-
+def test_outputs_that_one_buffer_cannot_hold_are_a_step_down(no_fallbacks: None) -> None:
     async def runs() -> None:
         engine = Engine([halves, adds_one], [])
         given: Any = engine
