@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 
 from capstan import graph
@@ -18,7 +16,7 @@ from capstan.graph.onnx_pb2 import ModelProto, TensorProto
 from capstan.graph.rewriting import Rewriting
 from capstan.graph.wiring import Wiring
 from capstan.loading.repository import derived_config
-from tests.weight_bytes import bytes_of
+from tests.unit.graph_runs import operators, outputs
 
 OPTIMUM = Path(__file__).parents[1] / "fixtures" / "repositories" / "nano-optimum"
 DATA = (OPTIMUM / "onnx" / "model.onnx").read_bytes()
@@ -42,23 +40,14 @@ def plain() -> ModelProto:
 
 
 def logits(model: ModelProto) -> np.ndarray[Any, np.dtype[np.float32]]:
-    fed, manifest = graph.weights_to_inputs(model)
-    feeds: dict[str, Any] = {
-        entry.name: np.frombuffer(bytes_of(entry, DATA), np.float32).reshape(entry.dims) for entry in manifest
-    }
+    feeds: dict[str, Any] = {}
     for i in (0, 1):
         for kind in ("key", "value"):
             feeds[f"past_key_values.{i}.{kind}"] = np.zeros((1, 2, CAPACITY, 16), np.float32)
     feeds |= {"input_ids": np.array([IDS]), "attention_mask": (np.arange(CAPACITY) < len(IDS)).astype(np.int64)[None]}
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(graph.serialize(fed), options, providers=["CPUExecutionProvider"])
-    found: np.ndarray[Any, np.dtype[np.float32]] = session.run(["logits"], feeds)[0]
+    names = [value.name for value in model.graph.output]
+    found: np.ndarray[Any, np.dtype[np.float32]] = outputs(model, feeds, DATA)[names.index("logits")]
     return found
-
-
-def operators(model: ModelProto) -> Counter[str]:
-    return Counter(node.op_type for node in model.graph.node)
 
 
 def with_biases(model: ModelProto) -> None:

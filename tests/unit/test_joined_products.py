@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 
 from capstan import graph
@@ -16,13 +15,13 @@ from capstan.graph.joined_products import packed_apart
 from capstan.graph.onnx_pb2 import ModelProto, NodeProto, TensorProto
 from capstan.graph.weight_inputs import made_of
 from capstan.model_files.genai_config import parse_genai_config
+from tests.unit.graph_runs import operators, outputs
 from tests.weight_bytes import bytes_of
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 CAPACITY = 64
 SIZES = (64, 32, 32)
 """Rows of q, k and v in the fixtures."""
-TYPES = {"float32": np.float32, "uint8": np.uint8, "int64": np.int64}
 
 
 def parsed(name: str) -> ModelProto:
@@ -30,26 +29,13 @@ def parsed(name: str) -> ModelProto:
 
 
 def logits_and_caches(model: ModelProto, name: str) -> list[Any]:
-    model, manifest = graph.weights_to_inputs(model)
-    data = (FIXTURES / name / "model.onnx.data").read_bytes()
-    feeds: dict[str, Any] = {
-        entry.name: np.frombuffer(bytes_of(entry, data), TYPES[entry.dtype]).reshape(entry.dims) for entry in manifest
-    }
+    feeds: dict[str, Any] = {}
     decoder = parse_genai_config((FIXTURES / name / "genai_config.json").read_bytes()).decoder
     for pair in graph.describe(parsed(name), decoder).cache:
         feeds[pair.past] = np.zeros((1, 2, CAPACITY, 16), np.float32)
     ids = [5, 6, 7, 8, 9]
     feeds |= {"input_ids": np.array([ids]), "attention_mask": (np.arange(CAPACITY) < len(ids)).astype(np.int64)[None]}
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(graph.serialize(model), options, providers=["CPUExecutionProvider"])
-    read = {value.name for value in session.get_inputs()}
-    found: list[Any] = session.run(None, {key: value for key, value in feeds.items() if key in read})
-    return found
-
-
-def operators(model: ModelProto) -> Counter[str]:
-    return Counter(node.op_type for node in model.graph.node)
+    return outputs(model, feeds, (FIXTURES / name / "model.onnx.data").read_bytes())
 
 
 def attentions(model: ModelProto) -> list[NodeProto]:

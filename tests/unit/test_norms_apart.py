@@ -6,21 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 
 from capstan import graph
-from capstan.graph.onnx_pb2 import ModelProto
 from capstan.graph.uncomputed import uncomputed
 from tests.attention_nodes import AttentionNode
+from tests.unit.graph_runs import outputs
 
 Array = np.ndarray[Any, np.dtype[Any]]
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-
-
-def outputs(model: ModelProto, feeds: dict[str, Array]) -> list[Array]:
-    session = onnxruntime.InferenceSession(graph.serialize(model), providers=["CPUExecutionProvider"])
-    return list(session.run(None, feeds))
 
 
 @pytest.mark.parametrize(("queries", "past"), [(1, 20), (7, 0), (3, 10)])

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnxruntime.transformers.float16 import convert_float_to_float16
 
@@ -21,6 +20,7 @@ from capstan.graph.rewriting import Rewriting
 from capstan.loading.repository import derived_config
 from capstan.model_files.genai_config import GenaiConfig
 from tests import oracle
+from tests.unit.graph_runs import Runner
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 OPTIMUM = FIXTURES / "repositories" / "nano-optimum"
@@ -39,48 +39,21 @@ def rewritten(model: ModelProto) -> tuple[ModelProto, str]:
     return graph.group_query_attention(model, CACHES, HEADS, CONTEXT)
 
 
-class Runner:
+def runner(
+    model: ModelProto,
+    capacity: int = 0,
+    caches: Sequence[tuple[str, str, str, str]] = CACHES,
+    shape: tuple[int, int] = (2, 16),
+) -> Runner:
     """A decoder in onnxruntime, its caches growing or of one size."""
-
-    def __init__(
-        self,
-        model: ModelProto,
-        capacity: int = 0,
-        caches: Sequence[tuple[str, str, str, str]] = CACHES,
-        shape: tuple[int, int] = (2, 16),
-    ) -> None:
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
-        self.session: Any = onnxruntime.InferenceSession(graph.serialize(model), options)
-        self.inputs = {value.name for value in self.session.get_inputs()}
-        self.names = [value.name for value in self.session.get_outputs()]
-        self.capacity, self.length = capacity, 0
-        pasts = [name for cache in caches for name in cache[:2]]
-        types = {value.name: value.type for value in self.session.get_inputs()}
-        halves = types[pasts[0]] == "tensor(float16)"
-        self.caches = {
-            name: np.zeros((1, shape[0], capacity, shape[1]), np.float16 if halves else np.float32) for name in pasts
-        }
-
-    def run(self, ids: list[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """The logits of all positions."""
-        end = self.length + len(ids)
-        mask = np.zeros((1, self.capacity or end), np.int64)
-        mask[:, :end] = 1
-        feeds = {"input_ids": np.array([ids]), "attention_mask": mask, **self.caches}
-        if "position_ids" in self.inputs:
-            feeds["position_ids"] = np.arange(self.length, end)[None]
-        found = dict(zip(self.names, self.session.run(None, feeds), strict=True))
-        self.length = end
-        self.caches = {name: found[name.replace("past_key_values", "present")] for name in self.caches}
-        logits: np.ndarray[Any, np.dtype[np.float32]] = found["logits"][0]
-        return logits
+    presents = {past: present for cache in caches for past, present in zip(cache[:2], cache[2:], strict=True)}
+    return Runner(model, presents, shape, capacity)
 
 
 def test_logits_are_those_of_the_growing_cache_in_prompts_and_steps() -> None:
     model, reason = rewritten(plain())
     assert reason == ""
-    growing, fixed = Runner(plain()), Runner(model, 64)
+    growing, fixed = runner(plain()), runner(model, 64)
     for ids in ([5, 6, 7, 8, 9], [11], [12], [100, 200, 300], [13], list(range(40, 71)), [14]):
         np.testing.assert_allclose(fixed.run(ids), growing.run(ids), atol=2e-4)
 
@@ -95,7 +68,7 @@ def test_so_are_those_of_float16(kept: bool | list[str]) -> None:
     assert reason == ""
     held = [value for value in [*fixed.graph.input, *fixed.graph.output] if value.name[:4] in ("past", "pres")]
     assert [value.type.tensor_type.elem_type for value in held] == [TensorProto.FLOAT16] * 8
-    growing, one_size, normed = Runner(model), Runner(fixed, 64), Runner(graph.simplified_norms(fixed), 64)
+    growing, one_size, normed = runner(model), runner(fixed, 64), runner(graph.simplified_norms(fixed), 64)
     for ids in ([5, 6, 7, 8, 9], [11], [100, 200, 300], [13]):
         wanted = growing.run(ids)
         np.testing.assert_allclose(one_size.run(ids), wanted, atol=5e-2)
@@ -114,18 +87,18 @@ def test_heads_may_be_taken_as_they_are() -> None:
                         node.input[place] = straight.input[0]
     fixed, reason = rewritten(model)
     assert reason == ""
-    growing, one_size = Runner(model), Runner(fixed, 64)
-    assert any(abs(Runner(plain()).run([5, 6, 7]) - Runner(model).run([5, 6, 7])).ravel() > 0.1)
+    growing, one_size = runner(model), runner(fixed, 64)
+    assert any(abs(runner(plain()).run([5, 6, 7]) - runner(model).run([5, 6, 7])).ravel() > 0.1)
     for ids in ([5, 6, 7, 8, 9], [11], [100, 200, 300]):
         np.testing.assert_allclose(one_size.run(ids), growing.run(ids), atol=2e-4)
 
 
 def test_greedy_ids_are_those_of_the_genai_export_of_the_same_weights() -> None:
-    runner = Runner(rewritten(plain())[0], 64)
+    one = runner(rewritten(plain())[0], 64)
     ids = [5, 6, 7, 8, 9]
     picked = []
     for _ in range(24):
-        picked.append(int(runner.run(ids)[-1].argmax()))
+        picked.append(int(one.run(ids)[-1].argmax()))
         ids = picked[-1:]
     assert picked == oracle.greedy(FIXTURES / "nano-float", [5, 6, 7, 8, 9], 24)
 
@@ -154,7 +127,7 @@ def test_cosines_and_sines_are_as_large_as_the_graph_has_them() -> None:
     doubled(model, WAVES, "self_attn")
     fixed, reason = rewritten(model)
     assert reason == ""
-    np.testing.assert_allclose(Runner(fixed, 64).run([5, 6, 7]), Runner(model).run([5, 6, 7]), atol=2e-4)
+    np.testing.assert_allclose(runner(fixed, 64).run([5, 6, 7]), runner(model).run([5, 6, 7]), atol=2e-4)
 
 
 def test_they_are_of_the_caches_type() -> None:
@@ -393,7 +366,7 @@ def test_multi_head_attention_over_growing_caches_is_rewritten(masked: bool) -> 
     assert reason == ""
     assert [node.op_type for node in nodes(fixed, "GroupQueryAttention")] == ["GroupQueryAttention"]
     assert not nodes(fixed, "Greater")
-    growing, one_size = Runner(model, caches=CACHES[:1], shape=(4, 8)), Runner(fixed, 64, CACHES[:1], (4, 8))
+    growing, one_size = runner(model, caches=CACHES[:1], shape=(4, 8)), runner(fixed, 64, CACHES[:1], (4, 8))
     for ids in ([5, 6, 7, 8, 9], [11], [12], [30, 20, 31], [13]):
         np.testing.assert_allclose(one_size.run(ids), growing.run(ids), atol=1e-4)
 

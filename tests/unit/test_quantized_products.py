@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
 from capstan import graph
 from capstan.graph.onnx_pb2 import ModelProto
+from tests.unit.graph_runs import operators, session_of
 from tests.weight_bytes import bytes_of
 
 K, N = 96, 20
@@ -78,9 +78,7 @@ class Made:
             del tensor.external_data[:]
             tensor.data_location = TensorProto.DEFAULT
             tensor.raw_data = bytes_of(entry, self.data)
-        options = onnxruntime.SessionOptions()
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        session = onnxruntime.InferenceSession(twin.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        session = session_of(graph.parse(twin.SerializeToString()), as_it_is=True)
         x = np.random.default_rng(3).standard_normal((3, K)).astype(np.float32)
         return session.run(None, {"x": x})[0]
 
@@ -88,10 +86,6 @@ class Made:
 def zip_by_name(model: onnx.ModelProto, entries: list[graph.WeightEntry]) -> list[Any]:
     named = {entry.name: entry for entry in entries}
     return [(tensor, named[tensor.name]) for tensor in model.graph.initializer if tensor.name in named]
-
-
-def operators(model: ModelProto) -> Counter[str]:
-    return Counter(node.op_type for node in model.graph.node)
 
 
 @pytest.mark.parametrize("zeros", [False, True])

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 
 from capstan import graph
@@ -17,6 +15,7 @@ from capstan.graph.parts import Angles
 from capstan.graph.rewriting import Rewriting
 from capstan.graph.speech_decoder import speech_decoder
 from capstan.model_files.genai_config import parse_genai_config
+from tests.unit.graph_runs import Runner
 
 FOLDER = Path(__file__).parents[1] / "fixtures/speech/nano-whisper"
 CONFIG = parse_genai_config((FOLDER / "genai_config.json").read_text())
@@ -29,37 +28,19 @@ def decoder() -> ModelProto:
     return graph.parse(onnx.load(str(FOLDER / "decoder.onnx")).SerializeToString())
 
 
-class Runner:
+def runner(model: ModelProto, capacity: int = 0) -> Runner:
     """A decoder in onnxruntime, its caches growing or of one size."""
-
-    def __init__(self, model: ModelProto, capacity: int = 0) -> None:
-        self.session: Any = onnxruntime.InferenceSession(graph.serialize(model))
-        self.inputs = [value.name for value in self.session.get_inputs()]
-        self.names = [value.name for value in self.session.get_outputs()]
-        self.capacity, self.length = capacity, 0
-        self.caches = {
-            name: np.zeros((1, HEADS, capacity, WIDTH), np.float32) for name in self.inputs if "self" in name
-        }
-        draws = np.random.default_rng(5)
-        crosses = sorted(name for name in self.inputs if "cross" in name)
-        self.heard = {name: draws.normal(0, 1, (1, HEADS, FRAMES, WIDTH)).astype(np.float32) for name in crosses}
-
-    def run(self, ids: list[int]) -> Any:
-        end = self.length + len(ids)
-        feeds: dict[str, Any] = {"input_ids": np.array([ids], np.int32), **self.caches, **self.heard}
-        if self.capacity:
-            feeds["attention_mask"] = (np.arange(self.capacity) < end).astype(np.int64)[None]
-            feeds["position_ids"] = np.arange(self.length, end)[None]
-        found = dict(zip(self.names, self.session.run(None, feeds), strict=True))
-        self.caches = {name: found[name.replace("past", "present")] for name in self.caches}
-        self.length = end
-        return found["logits"]
+    inputs, draws = [value.name for value in model.graph.input], np.random.default_rng(5)
+    crosses = sorted(name for name in inputs if "cross" in name)
+    heard = {name: draws.normal(0, 1, (1, HEADS, FRAMES, WIDTH)).astype(np.float32) for name in crosses}
+    presents = {name: name.replace("past", "present") for name in inputs if "self" in name}
+    return Runner(model, presents, (HEADS, WIDTH), capacity, **heard)
 
 
 def test_logits_are_those_of_the_growing_cache_in_prompts_and_steps(decoder: ModelProto) -> None:
-    growing = Runner(decoder)
+    growing = runner(decoder)
     facts = Rewriting(CONFIG)
-    fixed = Runner(rewritten(decoder, "webgpu", facts), CAPACITY)
+    fixed = runner(rewritten(decoder, "webgpu", facts), CAPACITY)
     assert facts.unrecognised == ""
     for ids in ([5, 6, 7, 8], [11], [12], [100, 200, 300], [13]):
         np.testing.assert_allclose(fixed.run(ids), growing.run(ids), atol=2e-5)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 
 from capstan import graph
@@ -16,10 +15,9 @@ from capstan.graph.rewriting import Rewriting
 from capstan.graph.split_caches import parts_that_fit
 from capstan.loading.folder import with_caches
 from capstan.model_files.genai_config import parse_genai_config
-from tests.weight_bytes import bytes_of
+from tests.unit.graph_runs import session_of, weights_of
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-NUMPY = {"float32": np.float32, "float16": np.float16, "uint8": np.uint8, "int64": np.int64}
 PROMPT, ROOM, HEADS, HEAD = [5, 6, 300, 7, 511, 128], 256, 2, 16
 LARGEST = HEADS * HEAD * 4 * ROOM - 1
 """One less than the bytes of a cache."""
@@ -37,10 +35,7 @@ def made(name: str, largest: int, room: int = ROOM, bits: str | None = None) -> 
 def run(name: str, model: ModelProto, facts: Rewriting) -> list[Any]:
     """The logits, and each layer's keys and values with the heads of all parts behind one another."""
     data = (FIXTURES / name / "model.onnx.data").read_bytes()
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(graph.serialize(model), options, providers=["CPUExecutionProvider"])
-    feeds = {e.name: np.frombuffer(bytes_of(e, data), NUMPY[e.dtype]).reshape(e.dims) for e in facts.weights}
+    session, feeds = session_of(model), weights_of(facts.weights, data)
     about = facts.about
     feeds |= {"input_ids": np.array([PROMPT], np.int64), "attention_mask": np.ones((1, len(PROMPT)), np.int64)}
     feeds |= {pair.past: np.zeros(pair.dims(1, 0), np.float32) for pair in about.cache}

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 
 from capstan import graph
@@ -25,10 +24,10 @@ from capstan.graph.wiring import value_info
 from capstan.model_files.genai_config import parse_genai_config
 from capstan.model_files.gguf.header import GgmlType
 from tests.gguf_models import FURTHER, MIXED, make
+from tests.unit.graph_runs import NUMPY, operators, outputs
 from tests.weight_bytes import bytes_of
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-NUMPY = {"float32": np.float32, "float16": np.float16, "uint8": np.uint8, "int64": np.int64}
 PROMPT = [5, 6, 300, 7, 511, 128, 127, 0]
 """Ids of every part, at both ends of one."""
 
@@ -74,25 +73,7 @@ class Made:
         return self
 
     def run(self, model: ModelProto, feeds: Mapping[str, Any]) -> Any:
-        return outputs(model, self.data, feeds)[0]
-
-
-def outputs(model: ModelProto, data: bytes, feeds: Mapping[str, Any]) -> list[Any]:
-    """The outputs of a model whose weights are in one data file."""
-    model, manifest = graph.weights_to_inputs(model)
-    weights = {
-        entry.name: np.frombuffer(bytes_of(entry, data), NUMPY[entry.dtype]).reshape(entry.dims) for entry in manifest
-    }
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(graph.serialize(model), options, providers=["CPUExecutionProvider"])
-    read = {value.name for value in session.get_inputs()}
-    found: list[Any] = session.run(None, {name: each for name, each in {**weights, **feeds}.items() if name in read})
-    return found
-
-
-def operators(model: ModelProto) -> Counter[str]:
-    return Counter(node.op_type for node in model.graph.node)
+        return outputs(model, feeds, self.data)[0]
 
 
 def sizes(model: ModelProto) -> list[int]:
@@ -318,12 +299,12 @@ def test_nano_models_in_parts_give_the_same_logits_and_caches(name: str) -> None
     decoder = parse_genai_config((FIXTURES / name / "genai_config.json").read_bytes()).decoder
     for pair in graph.describe(model, decoder).cache:
         feeds[pair.past] = np.zeros((1, pair.heads, 64, pair.head_size), np.float32)
-    for mine, theirs in zip(outputs(found, data, feeds), outputs(model, data, feeds), strict=True):
+    for mine, theirs in zip(outputs(found, feeds, data), outputs(model, feeds, data), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-5 * np.abs(theirs).max())
     last, why = graph.last_token_logits(found)
     assert why == ""
-    whole = outputs(model, data, feeds)[0]
-    np.testing.assert_allclose(outputs(last, data, feeds)[0], whole[:, -1:], rtol=0, atol=1e-5 * np.abs(whole).max())
+    whole = outputs(model, feeds, data)[0]
+    np.testing.assert_allclose(outputs(last, feeds, data)[0], whole[:, -1:], rtol=0, atol=1e-5 * np.abs(whole).max())
 
 
 @pytest.mark.one_in(4)
