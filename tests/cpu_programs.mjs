@@ -1,6 +1,7 @@
 // Answers lines of JSON: {program, threads, files} opens a program over data files (base64, by name); {ids, past, kept}
 // runs tokens of its sequence and is answered by the logits, {image, words, given} runs words over a memory and is
-// answered by that memory, both in base64; {whole} is answered by the memory of the program.
+// answered by that memory, both in base64; {whole} is answered by the memory of the program,
+// {peaks} by those of the last logits.
 
 import { createInterface } from "node:readline";
 import { fileURLToPath } from "node:url";
@@ -13,7 +14,7 @@ import { compileKernels, instantiate } from "../web/src/worker/cpu/kernels.ts";
 if (process.argv[2] === "relaxed") setFlagsFromString("--experimental-wasm-relaxed-simd");
 const base64 = (array) => Buffer.from(array.buffer, array.byteOffset, array.byteLength).toString("base64");
 const buffer = (array) => ({ getBuffer: () => ({ data: new Uint8Array(array.buffer), release() {} }) });
-let engine, sequence, told;
+let engine, sequence, told, logits, peaks;
 const PART = 10007;
 
 const answers = {
@@ -33,7 +34,11 @@ const answers = {
   },
   async ids({ ids, past, kept }) {
     const given = BigInt64Array.from(ids, BigInt);
-    return base64(await sequence.step(buffer(given), past, kept));
+    [logits, peaks] = await sequence.step(buffer(given), past, kept);
+    return base64(logits);
+  },
+  async peaks() {
+    return base64(peaks);
   },
   async image({ image, words, given }) {
     const bytes = Buffer.from(image, "base64");

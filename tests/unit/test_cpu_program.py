@@ -203,6 +203,8 @@ def test_a_model_gives_the_logits_of_its_definition(model: str, node: subprocess
     found = logits(node, IDS, 0, len(IDS))
     wanted = Definition(node, made).logits(IDS)
     assert np.array_equal(found[-1], wanted)
+    peaks = np.frombuffer(b64decode(asked(node, peaks=True)), np.float32)
+    assert peaks.tolist() == [found.reshape(-1)[at : at + 64].max() for at in range(0, found.size, 64)]
     exact = by_onnxruntime(model, IDS)
     # Activations in 8 bits move the logits, but not by much.
     assert np.sqrt(np.mean((found - exact) ** 2)) < 0.05 * np.abs(exact).max()

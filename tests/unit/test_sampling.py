@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from capstan.errors import OptionError
-from capstan.stages import NEGATIVE_INFINITY_KEY, temperature_scale
+from capstan.stages import NEGATIVE_INFINITY_KEY, TimestampTokens, temperature_scale
 from capstan.stages.sampling import (
     NO_TOKEN,
+    PeakedLogits,
     _weightless_below,
     philox4x32_10,
     sample,
@@ -276,6 +277,34 @@ def test_end_of_sequence_ids_wait_for_min_length() -> None:
     row = array("f", [1.0, 9.0, 5.0])
     options = SearchOptions(max_length=50, min_length=10, eos_token_ids=(1, 7))
     assert [sample(row, options, position) for position in (0, 9, 10)] == [2, 2, 1]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"do_sample": False},
+        {"do_sample": False, "min_length": 4},
+        {"do_sample": False, "repetition_penalty": 3.0},
+        {"do_sample": True, "top_k": 0, "temperature": 0.2},
+        {"do_sample": True, "top_k": 5, "top_p": 0.7, "repetition_penalty": 3.0, "min_length": 4},
+        {"do_sample": True, "bad_words_ids": [[each] for each in range(100)]},
+        {"do_sample": False, "timestamps": TimestampTokens(0, 100, 98, (99,), (1,), 10)},
+    ],
+)
+@pytest.mark.parametrize("special", [[], [-INF], [-INF] * 80, [NAN], [INF]])
+def test_peaks_of_a_row_change_no_pick(options: dict[str, Any], special: list[float]) -> None:
+    source = random.Random(5)
+    search = SearchOptions(max_length=1000, eos_token_ids=(3, 129), **options)
+    for position in range(40):
+        values = [round(source.gauss(0, 4)) for _ in range(130)]
+        at = source.randrange(40)
+        values[at : at + len(special)] = special
+        values += [9, 9, -0.0]
+        row = PeakedLogits("f", values)
+        row.peaks = [NAN if any(map(math.isnan, part)) else max(part) for part in (row[:64], row[64:128], row[128:])]
+        tokens = [source.randrange(len(row)) for _ in range(position)]
+        plain = sample(array("f", row), search, position, tokens=tokens)
+        assert sample(row, search, position, tokens=tokens) == plain
 
 
 def test_no_logits_is_an_error() -> None:

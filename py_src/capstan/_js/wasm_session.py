@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..device.run_input import HostTensor
+from ..stages.sampling import PeakedLogits
 from .js_errors import typed_errors
 
 __all__ = ["JsWasmSequence", "JsWasmSession"]
@@ -43,7 +44,10 @@ class JsWasmSequence:
 
     async def step(self, ids: bytes, past: int, kept: int) -> array[float]:
         with typed_errors():
-            return array("f", (await self._js.step(ids, past, kept)).to_bytes())
+            logits, peaks = await self._js.step(ids, past, kept)
+            found = PeakedLogits("f", logits.to_bytes())
+            found.peaks = array("f", peaks.to_bytes())
+            return found if kept == 1 else array("f", found)
 
     def carried(self, name: str) -> bytes:
         with typed_errors():

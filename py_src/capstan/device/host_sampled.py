@@ -295,6 +295,7 @@ class HostSampledDecoder:
         self._logits = array("f", values)
 
     def edit_logits(self, edits: Mapping[int, float]) -> None:
+        self._logits = array("f", self._logits)  # whose peaks are not known
         for token, logit in edits.items():
             self._logits[token] = logit
 

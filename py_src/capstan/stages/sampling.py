@@ -36,8 +36,13 @@ from .weight import POSITIVE_INFINITY_KEY, token_weight
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+    Floats = array[float]
+else:
+    Floats = array
+
 __all__ = [
     "NO_TOKEN",
+    "PeakedLogits",
     "SearchOptions",
     "finite_logits",
     "float32",
@@ -51,6 +56,15 @@ __all__ = [
 NO_TOKEN = 0xFFFFFFFF
 """The pick of a row in which no token can be picked."""
 _POSITIVE_ZERO_KEY = 0x80000000
+
+
+class PeakedLogits(Floats):
+    """One row of float32 logits that nobody changes, with the largest of each PEAK of them: a vocabulary takes Python
+    longer than a small model takes a step."""
+
+    PEAK = 64
+    peaks: Sequence[float]
+    """NaN where one of the logits is. web/src/worker/peaks.ts makes them."""
 
 
 def philox4x32_10(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
@@ -148,16 +162,16 @@ def sample(
     known = Row(position, tokens, prompt, allowed)
     edits = [stage.edit for stage in stages if stage.edit is not None and stage.due(options, known)]
     # The keys of all tokens that may weigh anything: the others come after them in the order and add nothing.
-    row_of = None if any(stage.allowed for stage in stages) else _finite_row(values)
+    row_of = None if any(stage.allowed for stage in stages) else _finite_row(logits, values)
     if row_of is not None:
         for edit in edits:
-            edit(RowKeys(row_of), options, known)
-        largest = max(row_of)
+            edit(row_of, options, known)
+        largest = row_of.peak()
         if largest == -math.inf:
             return NO_TOKEN
         if options.greedy:
-            return row_of.index(largest)
-        keys: Mapping[int, int] = _keys_near(largest, row_of, options.temperature)
+            return row_of.first(largest)
+        keys: Mapping[int, int] = row_of.near(_least_with_weight(largest, options.temperature))
     else:
         every = KeyList(_keys(values))
         for edit in edits:
@@ -238,8 +252,13 @@ class RowKeys:
     """The keys of a row of logits without NaN. A changed key changes the logit. Few keys are ever requested, and those
     of a whole vocabulary take Python longer than a small model takes a step."""
 
-    def __init__(self, row: array[float]) -> None:
+    def __init__(self, row: array[float], peaks: Sequence[float] | None = None) -> None:
+        """`peaks` as PeakedLogits has them, of a row that nobody changed."""
         self._row, self._words = row, memoryview(row).cast("B").cast("I")
+        self._size = len(row) if peaks is None else PeakedLogits.PEAK
+        self._peaks = [0.0] if peaks is None else list(peaks)
+        self._stale = {0} if peaks is None else set[int]()
+        """The numbers of peaks that are no longer right."""
 
     def __len__(self) -> int:
         return len(self._words)
@@ -249,6 +268,7 @@ class RowKeys:
 
     def __setitem__(self, token: int, key: int, /) -> None:
         self._words[token] = key & 0x7FFFFFFF if key >> 31 else key ^ 0xFFFFFFFF
+        self._stale.add(token // self._size)
 
     def largest(self, start: int, stop: int) -> int:
         logits = self._row[start:stop]
@@ -256,19 +276,39 @@ class RowKeys:
 
     def exclude(self, start: int, stop: int) -> None:
         self._words[start:stop] = array("I", [NEGATIVE_INFINITY_KEY ^ 0xFFFFFFFF]) * len(range(start, stop))
+        self._stale.update(range(start // self._size, -(-min(stop, len(self)) // self._size)))
+
+    def peak(self) -> float:
+        """The largest logit."""
+        for number in self._stale:
+            self._peaks[number] = max(self._part(number))
+        self._stale.clear()
+        return max(self._peaks)
+
+    def first(self, largest: float) -> int:
+        """The first token with the largest logit, which `peak` gave."""
+        number = self._peaks.index(largest)
+        return number * self._size + self._part(number).index(largest)
+
+    def near(self, least: float) -> dict[int, int]:
+        """The keys by id of all tokens whose logits are at least that, after `peak`."""
+        found = {}
+        for number, peak in enumerate(self._peaks):
+            if peak >= least:
+                logits = enumerate(self._part(number), number * self._size)
+                found.update({token: self[token] for token, logit in logits if logit >= least})
+        return found
+
+    def _part(self, number: int) -> array[float]:
+        return self._row[number * self._size : (number + 1) * self._size]
 
 
-def _finite_row(values: bytes | memoryview) -> array[float] | None:
+def _finite_row(logits: object, values: bytes | memoryview) -> RowKeys | None:
     """A copy of the logits as floats; None where one is not finite: NaN is ordered unlike its key."""
     row = array("f")
     row.frombytes(values)
-    return row if math.isfinite(sum(row)) else None
-
-
-def _keys_near(largest: float, row: array[float], temperature: float) -> dict[int, int]:
-    """The keys by id of all tokens that may weigh anything."""
-    keys, least = RowKeys(row), _least_with_weight(largest, temperature)
-    return {token: keys[token] for token, logit in enumerate(row) if logit >= least}
+    peaks = logits.peaks if isinstance(logits, PeakedLogits) else None
+    return RowKeys(row, peaks) if math.isfinite(sum(row if peaks is None else peaks)) else None
 
 
 def _first_in_order(tokens: list[int], keys: Mapping[int, int], count: int) -> list[int]:

@@ -7,6 +7,7 @@ import { copyBytes } from "./crossing";
 import { EngineError } from "../wire/errors";
 import { fromHalf } from "./half";
 import { breathe } from "./messages";
+import { withPeaks } from "./peaks";
 import { createSession, type ExternalFile, exclusively, loadOrt, type Ort } from "./ort";
 import type { Memory } from "./storage/memory";
 import { tracer } from "./trace";
@@ -160,9 +161,9 @@ export class WasmDecoder {
 
   /**
    * Run the model on `ids` (int64 [n]) after `past` positions; resolves to the last `kept` positions' logits as float32
-   * [kept, vocab].
+   * [kept, vocab], with their peaks.
    */
-  async step(ids: PyProxy, past: number, kept: number): Promise<Float32Array> {
+  async step(ids: PyProxy, past: number, kept: number): Promise<[logits: Float32Array, peaks: Float32Array]> {
     const tokens = new BigInt64Array(copyBytes(ids).buffer);
     const length = past + tokens.length;
     const room = this.makeRoom(past, length);
@@ -183,7 +184,7 @@ export class WasmDecoder {
     this.cache = Object.fromEntries(carried.map(([input, output]) => [input, results[output]!]));
     const logits = results[this.spec.logits]!;
     const vocab = logits.dims[logits.dims.length - 1]!;
-    return lastElements(logits, kept * vocab);
+    return withPeaks(lastElements(logits, kept * vocab));
   }
 
   close(): void {

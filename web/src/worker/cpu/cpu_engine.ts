@@ -5,6 +5,7 @@ import type { Assets } from "../../wire/assets";
 import { EngineError } from "../../wire/errors";
 import { copyBytes } from "../crossing";
 import { breathe } from "../messages";
+import { withPeaks } from "../peaks";
 import { ComingWeights, type WeightTarget } from "./coming_weights";
 import { CpuMemory } from "./cpu_memory";
 import { closeThreads, type RunArguments, runInThreads, startThreads } from "./cpu_threads";
@@ -140,11 +141,11 @@ export class CpuSequence {
     private readonly caches: SequenceSpec["caches"],
   ) {}
 
-  /** Run the model on `ids` (int64 [n]) after `past` positions; the last `kept` positions' logits, float32. */
-  async step(ids: PyProxy, past: number, kept: number): Promise<Float32Array> {
+  /** Run the model on `ids` (int64 [n]) after `past` positions; the last `kept` positions' logits, and their peaks. */
+  async step(ids: PyProxy, past: number, kept: number): Promise<[logits: Float32Array, peaks: Float32Array]> {
     const tokens = new BigInt64Array(copyBytes(ids).buffer);
     this.makeRoom(past + tokens.length, past);
-    return this.engine.run(tokens, past, kept, this.place);
+    return withPeaks(await this.engine.run(tokens, past, kept, this.place));
   }
 
   /** The bytes of a cache, by the name of the input that reads it. */
