@@ -21,10 +21,12 @@ from capstan.device.wasm.cpu_program import (
     WORDS,
     CpuProgram,
     Kind,
+    Scales,
     packed_bytes,
     program_memory,
     quantized_bytes,
     scale_bytes,
+    whole_bytes,
 )
 from capstan.device.wasm.program_places import UnknownGraphError
 from capstan.device.wasm.program_planner import planned, program_of
@@ -78,12 +80,19 @@ class Image:
 
     def weight(self, form: int, n: int, k: int) -> int:
         """A packed weight: scales and minima of a usual size, any numbers."""
-        first, size = scale_bytes(form), 256 if form & 1 else 128
-        count = packed_bytes(form, n, k) // (first + size)
-        kind = np.dtype(np.float16 if form & 4 else np.float32)
-        heads = self.random.standard_normal((count, first // kind.itemsize)).astype(kind)
-        data = self.random.integers(0, 256, (count, size)).astype(np.uint8)
-        return self.put(np.concatenate([heads.view(np.uint8), data], axis=1))
+        first, size, before = scale_bytes(form), 256 if form & 1 else 128, whole_bytes(form)
+        pieces = -(-n // 8) * (k // (256 if before else 32))
+        blocks = pieces * (8 if before else 1)
+        kind = np.dtype({Scales.HALVES: np.float16, Scales.CENTRED: np.float16}.get(Scales(form >> 1), np.float32))
+        heads: Any = self.random.standard_normal((blocks, first // kind.itemsize)).astype(kind).view(np.uint8)
+        if before:
+            heads = self.random.integers(0, 256, heads.shape).astype(np.uint8)
+        data = self.random.integers(0, 64 if before and form & 1 else 256, (blocks, size)).astype(np.uint8)
+        whole = self.random.standard_normal((pieces, before // 2)).astype(np.float16).view(np.uint8)
+        packed = np.concatenate([heads, data], axis=1).reshape(pieces, -1)
+        made = np.concatenate([whole, packed], axis=1)
+        assert made.size == packed_bytes(form, n, k)
+        return self.put(made)
 
     def quantized(self, rows: int, width: int) -> int:
         x, q = self.floats(rows, width), self.put(np.zeros(rows * quantized_bytes(width), np.uint8))
@@ -115,17 +124,17 @@ def compare(node: subprocess.Popen[str], image: Image, given: CpuRun, told: list
     assert np.array_equal(found, given.memory.view(np.uint32))
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("form", range(6))
+@pytest.mark.parametrize("rows", [1, 6])
+@pytest.mark.parametrize("form", range(10))
 def test_a_product_is_its_definition(form: int, rows: int, node: subprocess.Popen[str]) -> None:
-    image, n, k = Image(), 24, 96
+    image, n, k = Image(), 72, 512 if form >= 2 * Scales.BYTES else 96
     weight, q, y = image.weight(form, n, k), image.quantized(rows, k), image.put(np.zeros((rows, n), np.float32))
     compare(node, image, image.run(rows), words(Kind.PRODUCT, q, y, k, n // 8, form, weight))
 
 
-@pytest.mark.parametrize("form", range(-1, 6))
+@pytest.mark.parametrize("form", range(-1, 10))
 def test_a_lookup_is_its_definition(form: int, node: subprocess.Popen[str]) -> None:
-    image, n, k = Image(), 24, 64
+    image, n, k = Image(), 24, 512 if form >= 2 * Scales.BYTES else 64
     weight = image.floats(n, k) if form < 0 else image.weight(form, n, k)
     ids, y = image.put(np.array([3, 17, 8], np.int32)), image.put(np.zeros((3, k), np.float32))
     compare(node, image, image.run(3), words(Kind.LOOK_UP, ids, y, k, 0, form, weight))

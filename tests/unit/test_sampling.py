@@ -296,10 +296,10 @@ def test_peaks_of_a_row_change_no_pick(options: dict[str, Any], special: list[fl
     source = random.Random(5)
     search = SearchOptions(max_length=1000, eos_token_ids=(3, 129), **options)
     for position in range(40):
-        values = [round(source.gauss(0, 4)) for _ in range(130)]
+        values = [float(round(source.gauss(0, 4))) for _ in range(130)]
         at = source.randrange(40)
         values[at : at + len(special)] = special
-        values += [9, 9, -0.0]
+        values += [9.0, 9.0, -0.0]
         row = PeakedLogits("f", values)
         row.peaks = [NAN if any(map(math.isnan, part)) else max(part) for part in (row[:64], row[64:128], row[128:])]
         tokens = [source.randrange(len(row)) for _ in range(position)]

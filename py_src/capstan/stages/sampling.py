@@ -64,7 +64,7 @@ class PeakedLogits(Floats):
 
     PEAK = 64
     peaks: Sequence[float]
-    """NaN where one of the logits is. web/src/worker/peaks.ts makes them."""
+    """web/src/worker/peaks.ts makes them; a NaN among these gives NaN."""
 
 
 def philox4x32_10(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:

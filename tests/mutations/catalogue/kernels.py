@@ -354,10 +354,10 @@ KERNELS = (
     ),
     Mutation(
         "cpu.minimum",
-        "web/kernels/products.ts",
-        "      f0 = multiplyAdd(m, four<Scales>(p + 2 * size), f0);\n",
-        "",
-        "on the CPU products of 4 bits leave out the minima of every other four rows",
+        "web/kernels/four_bits.ts",
+        "g0 = multiplyAdd(m, n0, scaledPairs(t0, d, c0, g0));",
+        "g0 = scaledPairs(t0, d, c0, g0);",
+        "on the CPU the second of four rows leaves out the minima of some weights",
         unit("cpu_program::test_a_product_is_its_definition"),
     ),
     Mutation(

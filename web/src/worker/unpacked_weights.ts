@@ -27,6 +27,8 @@ export interface Blocks {
   group: number;
   zero: number;
   minima?: boolean;
+  /** The places in a block of the float16 of which its d, and then its m, are multiples. */
+  halves?: number[];
   /** The q of each stored number; without it they are the stored numbers. */
   table?: Int8Array;
   /** Write the stored numbers of the block at a byte. */
@@ -191,6 +193,7 @@ export const BLOCKS: Record<number, Blocks> = {
     bytes: 144,
     zero: 0,
     minima: true,
+    halves: [0, 2],
     scales: sixBits,
     numbers: (from, at, q) => nibbles(from, at + 16, 4, 32, q),
   },
@@ -209,6 +212,7 @@ export const BLOCKS: Record<number, Blocks> = {
     ...OF_16,
     bytes: 210,
     zero: 32,
+    halves: [208],
     numbers: (from, at, q) => {
       nibbles(from, at, 2, 64, q);
       addBits(from, at + 128, 2, 32, 2, q, 4);

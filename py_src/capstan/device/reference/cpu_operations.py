@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ..wasm.cpu_program import BLOCK, GROUP, WORDS, Kind, quantized_bytes, scale_bytes
+from ..wasm.cpu_program import BLOCK, GROUP, WORDS, Kind, Scales, quantized_bytes, scale_bytes, whole_bytes
 
 __all__ = ["CpuRun", "run"]
 
@@ -115,6 +115,8 @@ def product(given: CpuRun, rows: int, words: Sequence[int]) -> None:
         products = whole * np.repeat(scale, blocks // len(scale)) * scales
         if blocks == len(scale):
             terms = np.stack([products, sums * minima], axis=2)
+        elif form >> 1 == Scales.BYTES:
+            terms = np.stack([products, halves * minima], axis=2)
         else:  # the products of both halves of 32 columns come first
             terms = np.stack(
                 [products.reshape(-1, len(scale), 2), (halves * minima).reshape(-1, len(scale), 2)], axis=2
@@ -203,15 +205,28 @@ def exp(x: Floats) -> Floats:
 
 def packed(given: CpuRun, form: int, address: int, groups: int, width: int) -> tuple[NDArray[np.int32], Floats, Floats]:
     """The numbers of a weight, [rows, columns], and the scales and minima of its blocks, [rows, blocks]; see
-    web/kernels/products.ts."""
-    parts, size, first = 2 if form & 2 else 1, 256 if form & 1 else 128, scale_bytes(form)
-    count = groups * (width // BLOCK)
-    whole = given.memory[address : address + count * (first + size)].reshape(count, -1)
-    kind = np.float16 if form & 4 else np.float32
-    heads = np.ascontiguousarray(whole[:, :first]).view(kind).astype(np.float32).reshape(groups, -1, 2, parts, GROUP)
-    scales, minima = (heads[:, :, each].transpose(0, 3, 1, 2).reshape(groups * GROUP, -1) for each in (0, 1))
+    web/kernels/packed.ts."""
+    kind, size, first, before = Scales(form >> 1), 256 if form & 1 else 128, scale_bytes(form), whole_bytes(form)
+    count = 256 // BLOCK if before else width // BLOCK
+    row = before + count * (first + size)
+    pieces = groups * (width // BLOCK) // count
+    whole = given.memory[address : address + pieces * row].reshape(pieces, row)
+    blocks = np.ascontiguousarray(whole[:, before:]).reshape(pieces * count, first + size)
+    types = {Scales.FLOATS: np.float32, Scales.SIXTEEN: np.float32, Scales.BYTES: np.int8}
+    heads = np.ascontiguousarray(blocks[:, :first]).view(types.get(kind, np.float16)).astype(np.float32)
+    heads = heads.reshape(pieces, count, -1, GROUP)
+    if before:
+        factors = np.ascontiguousarray(whole[:, :before]).view(np.float16).astype(np.float32)
+        heads = heads * factors.reshape(pieces, 1, -1, GROUP)
+    if kind == Scales.CENTRED or (before and form & 1):
+        scales, minima = heads, heads * np.float32(-32 if before else 0 if form & 1 else -8)
+    else:
+        scales, minima = np.split(heads, 2, axis=2)
+    scales, minima = (
+        each.reshape(groups, -1, GROUP).transpose(0, 2, 1).reshape(groups * GROUP, -1) for each in (scales, minima)
+    )
     # [groups, blocks of columns, halves, fours of columns, rows, columns]
-    data = whole[:, first:].reshape(groups, -1, size // 128, 4, GROUP, 4)
+    data = blocks[:, first:].reshape(groups, -1, size // 128, 4, GROUP, 4)
     halves = data.view(np.int8) if form & 1 else np.concatenate([data & 15, data >> 4], axis=2)
     return halves.transpose(0, 4, 1, 2, 3, 5).reshape(groups * GROUP, width).astype(np.int32), scales, minima
 

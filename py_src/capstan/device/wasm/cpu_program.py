@@ -1,7 +1,7 @@
 """A program for the kernels of web/kernels: operations of 20 words over addresses of one memory.
 
 A program runs up to ROWS tokens. Products take activations in 8 bits with a scale for each 32, as llama.cpp does, and
-weights in groups of 8 rows (web/kernels/products.ts). device/reference/cpu_operations.py defines each operation;
+weights in groups of 8 rows (web/kernels/packed.ts). device/reference/cpu_operations.py defines each operation;
 program_planner.py plans the program of a graph.
 """
 
@@ -26,11 +26,13 @@ __all__ = [
     "CpuProgram",
     "CpuWeight",
     "Kind",
+    "Scales",
     "aligned",
     "packed_bytes",
     "program_memory",
     "quantized_bytes",
     "scale_bytes",
+    "whole_bytes",
 ]
 
 WORDS = 20
@@ -61,6 +63,22 @@ class Kind(IntEnum):
     KEEP = 8
 
 
+class Scales(IntEnum):
+    """The scales and minima of a packed weight; a weight is number * scale + minimum."""
+
+    FLOATS = 0
+    """A scale and a minimum in float32 for each 32 columns."""
+    SIXTEEN = 1
+    """The same for each 16."""
+    HALVES = 2
+    """In float16 for each 32."""
+    CENTRED = 3
+    """A scale in float16 for each 32; the minimum is -8 scales in 4 bits, 0 in 8."""
+    BYTES = 4
+    """As K types have them: in 8 bits, times a float16 for each 256. Numbers of 4 bits have both for each 32 columns.
+    Numbers of 6, each in a byte, have a scale for each 16, and -32 scales as the minimum."""
+
+
 @dataclass(frozen=True)
 class CpuWeight:
     """A weight in the program's memory."""
@@ -69,8 +87,7 @@ class CpuWeight:
     address: int
     bytes: int
     form: int
-    """-1 for floats; else 1 for weights in 8 bits instead of 4, with 2 for blocks of 16 columns instead of 32, or 4 for
-    scales in float16."""
+    """-1 for floats; else 2 times one of Scales, and 1 for numbers in 8 bits instead of 4."""
     n: int
     k: int
     source: WeightEntry | WideWeight | UnpackedWeight
@@ -144,12 +161,18 @@ def quantized_bytes(width: int) -> int:
 
 def scale_bytes(form: int) -> int:
     """Bytes of the scales and minima of a group for 32 columns."""
-    return 128 if form & 2 else 32 if form & 4 else 64
+    return (64, 128, 32, 16, 16)[form >> 1]
+
+
+def whole_bytes(form: int) -> int:
+    """Bytes of a group before each 256 columns."""
+    return 0 if form >> 1 != Scales.BYTES else 16 if form & 1 else 32
 
 
 def packed_bytes(form: int, n: int, k: int) -> int:
     """Bytes of a weight in groups."""
-    return -(-n // GROUP) * (k // BLOCK) * (scale_bytes(form) + (256 if form & 1 else 128))
+    block = scale_bytes(form) + (256 if form & 1 else 128)
+    return -(-n // GROUP) * (k // BLOCK * block + k // 256 * whole_bytes(form))
 
 
 def aligned(size: int) -> int:

@@ -12,7 +12,7 @@ from ...graph.gguf.gguf_types import PACKED
 from ...graph.nbits_products import INT8_ACTIVATIONS
 from ...graph.onnx_pb2 import ModelProto, NodeProto, TensorProto
 from ...model_files.gguf.header import GgmlType
-from .cpu_program import BLOCK, FLOAT, CpuWeight, aligned, packed_bytes
+from .cpu_program import BLOCK, FLOAT, CpuWeight, Scales, aligned, packed_bytes
 
 __all__ = [
     "LENGTHS",
@@ -32,8 +32,12 @@ CONTROL = 1024
 """Bytes at the start of the memory, for the threads' barrier."""
 
 
-HALF_SCALES = (GgmlType.Q4_0, GgmlType.Q4_1, GgmlType.Q5_0, GgmlType.Q5_1, GgmlType.Q8_0, GgmlType.IQ4_NL)
-"""Types whose scales, and minima, are one float16 each in a file."""
+SCALES: Mapping[GgmlType, Scales] = {
+    **dict.fromkeys((GgmlType.Q4_0, GgmlType.Q5_0, GgmlType.Q8_0, GgmlType.IQ4_NL), Scales.CENTRED),
+    **dict.fromkeys((GgmlType.Q4_1, GgmlType.Q5_1), Scales.HALVES),
+    **dict.fromkeys((GgmlType.Q4_K, GgmlType.Q6_K), Scales.BYTES),
+}
+"""Types whose scales stay as a file has them; those of others are floats."""
 
 
 class UnknownGraphError(Exception):
@@ -187,9 +191,8 @@ def form_of(source: WideWeight | UnpackedWeight, entry: WeightEntry) -> int:
             raise UnknownGraphError(f"its products ask for activations in floats (accuracy_level {source.level})")
         if k % BLOCK or (source.block % BLOCK and source.block != BLOCK // 2):
             raise UnknownGraphError(f"a weight has {k} columns in blocks of {source.block}")
-        # Minima are zero points times scales; those of half of the range are exact in float16, too.
-        short = source.halves and source.zeros is None
-        return form_bits(source.bits, source.block, short)
+        centred = source.halves and source.zeros is None
+        return form_bits(source.bits, source.block, Scales.CENTRED if centred else Scales.FLOATS)
     changes = [part.change for part in source.parts]
     types = {GgmlType(each.type) if isinstance(each, Unpack) else None for each in changes}
     kind = types.pop() if len(types) == 1 else None
@@ -198,9 +201,12 @@ def form_of(source: WideWeight | UnpackedWeight, entry: WeightEntry) -> int:
         return -1
     if k % BLOCK:
         raise UnknownGraphError(f"a weight has {k} columns, no multiple of {BLOCK}")
-    return form_bits(packing.bits, packing.block, kind in HALF_SCALES)
+    assert kind is not None
+    return form_bits(packing.bits, packing.block, SCALES.get(kind, Scales.FLOATS))
 
 
-def form_bits(bits: int, block: int, short: bool) -> int:
+def form_bits(bits: int, block: int, scales: Scales) -> int:
     """See CpuWeight.form."""
-    return int(bits == 8) | (2 if block < BLOCK else 4 * short)
+    if scales != Scales.BYTES and block < BLOCK:
+        scales = Scales.SIXTEEN
+    return 2 * scales + (bits == 8)

@@ -1,4 +1,4 @@
-// Writes weights into the memory of a program, packed as web/kernels/products.ts reads them.
+// Writes weights into the memory of a program, packed as web/kernels/packed.ts reads them.
 
 import { fromHalf, toHalf } from "../half";
 import { BLOCKS, type Files, sourceRow, unpack, type UnpackedWeight } from "../unpacked_weights";
@@ -9,8 +9,7 @@ import type { WideWeight } from "../wide_weights";
 export interface CpuWeight {
   address: number;
   bytes: number;
-  /** -1 for floats; else 1 for 8 bits instead of 4, with 2 for blocks of 16 columns instead of 32, or 4 for scales in
-   * float16. */
+  /** -1 for floats; else 2 times one of Scales, and 1 for numbers in 8 bits instead of 4. */
   form: number;
   n: number;
   k: number;
@@ -20,12 +19,27 @@ export interface CpuWeight {
 
 const GROUP = 8;
 const BLOCK = 32;
+/** Elements of K types that share two float16. */
+const WHOLE = 256;
 
-/** The numbers of a row, with signs in 8 bits, and for each block of it a scale and a minimum: a weight is number * scale + minimum. */
+/** See capstan.device.wasm.cpu_program. */
+enum Scales {
+  Floats,
+  Sixteen,
+  Halves,
+  Centred,
+  Bytes,
+}
+
+/**
+ * The numbers of a row, with signs in 8 bits, and for each block of it a scale and a minimum: a weight is number * scale +
+ * minimum. K types have two float16 for each 256 elements, of which scales and minima are multiples.
+ */
 interface Row {
   q: Uint8Array;
   d: Float32Array;
   m: Float32Array;
+  whole: Uint16Array;
 }
 
 /** A part of a data file. */
@@ -60,14 +74,14 @@ export function writeWeight(weight: CpuWeight, files: Files, memory: ArrayBuffer
 /** Pack the tensors of a GGUF file. */
 function packParts(weight: CpuWeight, { file, parts }: UnpackedWeight, files: Files, memory: ArrayBufferLike): void {
   const { k, form } = weight;
-  const eight = form & 1;
+  const eight = form & 1 && form >> 1 !== Scales.Bytes;
   const row = emptyRow(weight);
   const write = rowWriter(weight, memory);
   let first = 0;
   for (const [offset, length, , change] of parts) {
     if (change?.[0] !== "unpack") throw new Error(`${String(change)} in a packed weight`);
     const [, type, , rows, , , , halves] = change;
-    const { bytes, elements, group, zero, minima, table, numbers, scales } = BLOCKS[type]!;
+    const { bytes, elements, group, zero, minima, table, numbers, scales, halves: places = [] } = BLOCKS[type]!;
     const from = files.get(file)!.subarray(offset, offset + length);
     const parted = Array.from({ length: k / elements }, (_, i) => ({
       q: row.q.subarray(i * elements, (i + 1) * elements),
@@ -76,9 +90,11 @@ function packParts(weight: CpuWeight, { file, parts }: UnpackedWeight, files: Fi
     }));
     for (let each = 0; each < rows; each++) {
       let at = sourceRow(each, halves) * (length / rows);
+      let wholes = 0;
       for (const { q, d, m } of parted) {
         numbers(from, at, q);
         scales(from, at, d, m);
+        for (const place of places) row.whole[wholes++] = from[at + place]! | (from[at + place + 1]! << 8);
         at += bytes;
       }
       if (table) for (let i = 0; i < k; i++) row.q[i] = table[row.q[i]!]!;
@@ -130,33 +146,60 @@ function packWide(weight: CpuWeight, wide: WideWeight, files: Files, memory: Arr
 }
 
 function emptyRow({ k, form }: CpuWeight): Row {
-  const blocks = k / (form & 2 ? BLOCK / 2 : BLOCK);
-  return { q: new Uint8Array(k), d: new Float32Array(blocks), m: new Float32Array(blocks) };
+  const scales = form >> 1;
+  const blocks = k / (scales === Scales.Sixteen || (form & 1 && scales === Scales.Bytes) ? BLOCK / 2 : BLOCK);
+  const [d, m] = [new Float32Array(blocks), new Float32Array(blocks)];
+  return { q: new Uint8Array(k), d, m, whole: new Uint16Array((2 * k) / WHOLE) };
 }
 
 /** Writes one row of a weight into its group. */
 function rowWriter({ address, k, form }: CpuWeight, memory: ArrayBufferLike): (index: number, row: Row) => void {
-  const parts = form & 2 ? 2 : 1;
-  const short = form & 4;
-  const scales = short ? 32 : 64 * parts;
-  const size = scales + (form & 1 ? 256 : 128);
-  const blocks = k / BLOCK;
+  const kind = form >> 1;
+  const eight = form & 1;
+  const whole = kind === Scales.Bytes ? (eight ? 1 : 2) : 0;
+  const scales = [64, 128, 32, 16, 16][kind]!;
+  const size = scales + (eight ? 256 : 128);
+  const groupBytes = (k / BLOCK) * size + (k / WHOLE) * 16 * whole;
   const bytes = new Uint8Array(memory);
   const [halves, floats] = [new Uint16Array(memory), new Float32Array(memory)];
-  return (index, { q, d, m }) => {
+  const writeScales: ((at: number, lane: number, block: number, row: Row) => void)[] = [
+    (at, lane, block, { d, m }) => {
+      floats[at / 4 + lane] = d[block]!;
+      floats[at / 4 + 8 + lane] = m[block]!;
+    },
+    (at, lane, block, { d, m }) => {
+      for (let part = 0; part < 2; part++) {
+        floats[at / 4 + 8 * part + lane] = d[2 * block + part]!;
+        floats[at / 4 + 16 + 8 * part + lane] = m[2 * block + part]!;
+      }
+    },
+    (at, lane, block, { d, m }) => {
+      halves[at / 2 + lane] = toHalf(d[block]!);
+      halves[at / 2 + 8 + lane] = toHalf(m[block]!);
+    },
+    (at, lane, block, { d }) => void (halves[at / 2 + lane] = toHalf(d[block]!)),
+    (at, lane, block, { d, m, whole: of }) => {
+      const first = whole * Math.floor((block * BLOCK) / WHOLE);
+      const factors = eight
+        ? [fromHalf(of[first]!), fromHalf(of[first]!)]
+        : [fromHalf(of[first]!), fromHalf(of[first + 1]!)];
+      const given = eight ? [d[2 * block]!, d[2 * block + 1]!] : [d[block]!, -m[block]!];
+      for (let part = 0; part < 2; part++) bytes[at + 8 * part + lane] = Math.round(given[part]! / factors[part]!);
+    },
+  ];
+  const write = writeScales[kind]!;
+  return (index, row) => {
     const lane = index % GROUP;
-    let at = address + Math.floor(index / GROUP) * blocks * size;
-    for (let block = 0, e = 0; block < blocks; block++, at += size, e += BLOCK) {
-      if (short) {
-        halves[at / 2 + lane] = toHalf(d[block]!);
-        halves[at / 2 + 8 + lane] = toHalf(m[block]!);
-      } else
-        for (let part = 0; part < parts; part++) {
-          floats[at / 4 + 8 * part + lane] = d[block * parts + part]!;
-          floats[at / 4 + 8 * (parts + part) + lane] = m[block * parts + part]!;
-        }
+    const { q } = row;
+    let at = address + Math.floor(index / GROUP) * groupBytes;
+    for (let block = 0, e = 0; block < k / BLOCK; block++, at += size, e += BLOCK) {
+      if (whole && e % WHOLE === 0)
+        for (let part = 0; part < whole; part++, at += 16)
+          // Minima are subtracted.
+          halves[at / 2 + lane] = row.whole[(e / WHOLE) * whole + part]! ^ (part << 15);
+      write(at, lane, block, row);
       const to = at + scales + 4 * lane;
-      if (form & 1)
+      if (eight)
         for (let i = 0; i < BLOCK; i++) bytes[to + 128 * (i >> 4) + 32 * ((i & 15) >> 2) + (i & 3)] = q[e + i]!;
       else for (let i = 0; i < 16; i++) bytes[to + 32 * (i >> 2) + (i & 3)] = q[e + i]! | (q[e + i + 16]! << 4);
     }
