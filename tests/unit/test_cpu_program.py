@@ -3,6 +3,7 @@ beside onnxruntime."""
 
 from __future__ import annotations
 
+import json
 import struct
 import subprocess
 from base64 import b64decode, b64encode
@@ -18,17 +19,19 @@ from capstan.device.wasm.cpu_graph import WasmGraph, prepare
 from capstan.device.wasm.cpu_program import (
     KEPT,
     ROWS,
+    UNIT,
     WORDS,
     CpuProgram,
     Kind,
     Scales,
+    Split,
     packed_bytes,
     program_memory,
     quantized_bytes,
     scale_bytes,
     whole_bytes,
 )
-from capstan.device.wasm.program_places import UnknownGraphError
+from capstan.device.wasm.program_places import BY_ROWS, WHOLE_ROWS, Share, UnknownGraphError
 from capstan.device.wasm.program_planner import planned, program_of
 from capstan.device.wasm.wasm_device import WasmDevice
 from capstan.device.wasm.wasm_model import wasm_memory
@@ -103,24 +106,25 @@ class Image:
         return CpuRun(self.memory, rows, past, kept, cache, ROOM)
 
 
-def words(kind: Kind, *told: float, kept: int = 0) -> list[int]:
+def words(kind: Kind, *told: float, kept: int = 0, share: Share | None = None) -> list[int]:
     made = [
         struct.unpack("<I", struct.pack("<f", each))[0] if isinstance(each, float) else each % (1 << 32)
         for each in (int(kind), kept, *told)
     ]
-    return made + [0] * (WORDS - len(made))
+    unit, split = share or (Share(8, Split.COLUMNS) if kind == Kind.PRODUCT else WHOLE_ROWS)
+    return made + [0] * (UNIT - len(made)) + [unit, split] + [0] * (WORDS - UNIT - 2)
 
 
 def compare(node: subprocess.Popen[str], image: Image, given: CpuRun, told: list[int]) -> None:
     """Run an operation in the kernels and by its definition: the same places are written, with the same numbers."""
-    scores = image.put(np.zeros(1024, np.float32))
+    scores = image.put(np.zeros(3 * 1024, np.float32))
     before = image.memory.copy()
     run(given, told)
     assert not np.array_equal(before, given.memory), "the operation writes something"
     arguments = [given.rows, given.past, given.kept, given.cache, given.room, scores, 4096]
     answer = asked(node, image=b64encode(before.tobytes()).decode(), words=told, given=arguments)
     found = np.frombuffer(b64decode(answer), np.uint32).copy()
-    found[scores // 4 : scores // 4 + 1024] = 0
+    found[scores // 4 : scores // 4 + 3 * 1024] = 0
     assert np.array_equal(found, given.memory.view(np.uint32))
 
 
@@ -140,34 +144,41 @@ def test_a_lookup_is_its_definition(form: int, node: subprocess.Popen[str]) -> N
     compare(node, image, image.run(3), words(Kind.LOOK_UP, ids, y, k, 0, form, weight))
 
 
-def test_activations_become_8_bits_as_defined(node: subprocess.Popen[str]) -> None:
+SHARES = (WHOLE_ROWS, Share(32, Split.COLUMNS), Share(32, Split.PARTS), BY_ROWS)
+
+
+@pytest.mark.parametrize("share", SHARES)
+def test_activations_become_8_bits_as_defined(share: Share, node: subprocess.Popen[str]) -> None:
     image, k = Image(), 96
     x = image.random.standard_normal((2, k)).astype(np.float32)
     x[0, 32:64] = 0
     x[1, :4] = 127, -127, 0.5, 1.5  # halves go to the even neighbour
     at, q = image.put(x), image.put(np.zeros(2 * quantized_bytes(k), np.uint8))
-    compare(node, image, image.run(2), words(Kind.QUANTIZE, at, q, k))
+    compare(node, image, image.run(2), words(Kind.QUANTIZE, at, q, k, share=share))
     second = image.memory[q + quantized_bytes(k) :][:4].view(np.int8)
     assert second.tolist() == [127, -127, 0, 2]
 
 
+@pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("skip", [False, True])
-def test_a_norm_is_its_definition(skip: bool, node: subprocess.Popen[str]) -> None:
+def test_a_norm_is_its_definition(skip: bool, rows: int, node: subprocess.Popen[str]) -> None:
     image, k = Image(), 64
     x, weight, y = image.floats(3, k), image.floats(k), image.floats(3, k)
     other, total = (image.floats(3, k), image.floats(3, k)) if skip else (0, 0)
-    compare(node, image, image.run(3), words(Kind.NORM, x, y, k, other, total, weight, 1e-5))
+    told = words(Kind.NORM, x, y, k, other, total, weight, 1e-5, share=BY_ROWS)
+    compare(node, image, image.run(rows), told)
 
 
-def test_a_gate_and_a_bias_are_their_definitions(node: subprocess.Popen[str]) -> None:
+@pytest.mark.parametrize("share", SHARES)
+def test_a_gate_and_a_bias_are_their_definitions(share: Share, node: subprocess.Popen[str]) -> None:
     image, k = Image(), 64
     x, up, y = (
         image.put(image.random.standard_normal((2, k)).astype(np.float32) * 30),
         image.floats(2, k),
         image.floats(2, k),
     )
-    compare(node, image, image.run(2), words(Kind.GATE, x, y, k, 0, 0, up))
-    compare(node, image, image.run(2), words(Kind.BIAS, x, 0, k, 0, 0, up))
+    compare(node, image, image.run(2), words(Kind.GATE, x, y, k, 0, 0, up, share=share))
+    compare(node, image, image.run(2), words(Kind.BIAS, x, 0, k, 0, 0, up, share=share))
 
 
 def test_kept_tokens_are_the_last_ones(node: subprocess.Popen[str]) -> None:
@@ -263,6 +274,32 @@ def test_threads_give_the_same_logits(node: subprocess.Popen[str]) -> None:
         found.append([logits(node, IDS, 0, 20), *(logits(node, [each], 40 + at, 1) for at, each in enumerate(IDS))])
         asked(node, close=True)
     assert all(np.array_equal(one, other) for one, other in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("model", KNOWN)
+def test_threads_wait_where_they_must(model: str, node: subprocess.Popen[str]) -> None:
+    """Threads that run one after another as far as they may give the same logits in any order."""
+    data = (FIXTURES / model / "model.onnx.data").read_bytes()
+    made = opened(node, graph_of(model), config_of(model).context_length, {"model.onnx.data": data})
+    found = []
+    for order in ([2, 1, 0], [0, 1, 2], [1, 2, 0]):
+        logits(node, IDS[::-1], 0, 1)  # so that caches have something else
+        for ids, past, kept in ((IDS[:30], 0, 2), (IDS[30:-1], 30, 0), (IDS[-1:], len(IDS) - 1, 1)):
+            answer = json.loads(asked(node, turns=ids, past=past, kept=kept, order=order))
+            assert answer["waits"] == made.waits(len(ids))
+        found.append(np.frombuffer(b64decode(answer["logits"]), np.float32))
+    whole = logits(node, IDS, 0, 1)[0]
+    assert all(np.array_equal(each, whole) for each in found)
+
+
+def test_threads_wait_seven_times_a_layer() -> None:
+    """And once more where a head has no multiple of 32 elements."""
+    for found, layer in ((gguf_graph(make("llama", {"": GgmlType.Q4_0}), 64), 7), (graph_of("nano-llama"), 8)):
+        made = planned(found, 2, 64)
+        layers = len(found.about.cache) // 2
+        assert made.waits(1) == layer * layers + 5
+        assert f"in 2 threads, which wait {made.waits(1)} times" in made.about(2)
+        assert made.operations > 14 * layers
 
 
 def test_the_memory_of_a_program_is_told() -> None:

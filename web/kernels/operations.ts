@@ -23,20 +23,21 @@ function sixteen(x: usize, factor: v128): v128 {
   return i8x16.narrow_i16x8_s(i16x8.narrow_i32x4_s(a, b), i16x8.narrow_i32x4_s(c, d));
 }
 
-/** Bring a row to 8 bits, from -127 to 127, with a scale for each 32. */
-export function quantize(x: usize, q: usize, width: i32): void {
+/** Bring some columns of a row, from a multiple of 32 to another, to 8 bits, from -127 to 127, with a scale for each 32. */
+export function quantize(x: usize, q: usize, width: i32, begin: i32, end: i32): void {
   const blocks: usize = width >> 5;
   const scales = q + width;
   const sums = scales + blocks * 4;
   const halves = sums + blocks * 4;
-  for (let block: usize = 0; block < blocks; block++, x += 128) {
-    let most = f32x4.abs(v128.load(x));
-    for (let i: usize = 16; i < 128; i += 16) most = f32x4.max(most, f32x4.abs(v128.load(x + i)));
+  for (let block: usize = begin >> 5; block < <usize>(end >> 5); block++) {
+    const from = x + (block << 7);
+    let most = f32x4.abs(v128.load(from));
+    for (let i: usize = 16; i < 128; i += 16) most = f32x4.max(most, f32x4.abs(v128.load(from + i)));
     const largest = largestOf(most);
     const scale = largest / 127;
     const factor = f32x4.splat(largest > 0 ? <f32>127 / largest : 0);
-    const low = sixteen(x, factor);
-    const high = sixteen(x + 64, factor);
+    const low = sixteen(from, factor);
+    const high = sixteen(from + 64, factor);
     v128.store(q + (block << 5), low);
     v128.store(q + (block << 5), high, 16);
     const a = sumOfBytes(low);
@@ -48,22 +49,29 @@ export function quantize(x: usize, q: usize, width: i32): void {
   }
 }
 
-/** y = x / sqrt(mean of squares + epsilon) * weight, over x + skip if there is a skip; `sum` gets that sum. */
-export function norm(x: usize, skip: usize, weight: usize, y: usize, sum: usize, width: i32, epsilon: f32): void {
-  const bytes = (<usize>width) << 2;
+/** Some columns of y = x / sqrt(mean of squares + epsilon) * weight, over x + skip if there is a skip; `sum` gets that sum. */
+export function norm(
+  x: usize,
+  skip: usize,
+  weight: usize,
+  y: usize,
+  sum: usize,
+  width: i32,
+  epsilon: f32,
+  begin: i32,
+  end: i32,
+): void {
   let squares = f32x4.splat(0);
-  for (let i: usize = 0; i < bytes; i += 16) {
-    let each = v128.load(x + i);
-    if (skip) {
-      each = f32x4.add(each, v128.load(skip + i));
-      v128.store(sum + i, each);
-    }
+  for (let i: usize = 0; i < (<usize>width) << 2; i += 16) {
+    const each = skip ? f32x4.add(v128.load(x + i), v128.load(skip + i)) : v128.load(x + i);
     squares = multiplyAdd(each, each, squares);
   }
-  const from = skip ? sum : x;
   const factor = f32x4.splat(<f32>1 / sqrt<f32>(sumOf(squares) / <f32>width + epsilon));
-  for (let i: usize = 0; i < bytes; i += 16)
-    v128.store(y + i, f32x4.mul(f32x4.mul(v128.load(from + i), factor), v128.load(weight + i)));
+  for (let i: usize = (<usize>begin) << 2; i < (<usize>end) << 2; i += 16) {
+    const each = skip ? f32x4.add(v128.load(x + i), v128.load(skip + i)) : v128.load(x + i);
+    if (skip) v128.store(sum + i, each);
+    v128.store(y + i, f32x4.mul(f32x4.mul(each, factor), v128.load(weight + i)));
+  }
 }
 
 /** y = gate * sigmoid(gate) * up */

@@ -369,6 +369,14 @@ KERNELS = (
         unit("cpu_program::test_a_model_gives_the_logits_of_its_definition"),
     ),
     Mutation(
+        "cpu.wait",
+        "py_src/capstan/device/wasm/program_waits.py",
+        "EACH if single else ALL, writes=True",
+        "EACH, writes=True",
+        "threads on the CPU do not wait for the keys of a prompt",
+        unit("cpu_program::test_threads_wait_where_they_must"),
+    ),
+    Mutation(
         "cpu.uncounted",
         "py_src/capstan/device/wasm/program_planner.py",
         "        if count:\n            count_fallback",

@@ -1,4 +1,4 @@
-"""A program for the kernels of web/kernels: operations of 20 words over addresses of one memory.
+"""A program for the kernels of web/kernels: operations of 24 words over addresses of one memory.
 
 A program runs up to ROWS tokens. Products take activations in 8 bits with a scale for each 32, as llama.cpp does, and
 weights in groups of 8 rows (web/kernels/packed.ts). device/reference/cpu_operations.py defines each operation;
@@ -22,11 +22,14 @@ __all__ = [
     "GROUP",
     "KEPT",
     "ROWS",
+    "UNIT",
+    "WAITS",
     "WORDS",
     "CpuProgram",
     "CpuWeight",
     "Kind",
     "Scales",
+    "Split",
     "aligned",
     "packed_bytes",
     "program_memory",
@@ -35,8 +38,11 @@ __all__ = [
     "whole_bytes",
 ]
 
-WORDS = 20
+WORDS = 24
 """Words of an operation."""
+UNIT, WAITS = 20, 22
+"""The words that say how threads share an operation: the columns of a part, a Split, and 1 where threads wait after it
+in a run of one token, 2 in a run of several."""
 ROWS = 64
 """Most tokens of a run."""
 KEPT = 16
@@ -61,6 +67,19 @@ class Kind(IntEnum):
     ATTEND = 6
     GATE = 7
     KEEP = 8
+
+
+class Split(IntEnum):
+    """How threads share an operation; web/kernels/program.ts has the same."""
+
+    ROWS = 0
+    """Each row is one thread's."""
+    ROWS_OR_COLUMNS = 1
+    """The same, but the parts of a single row are shared as columns are."""
+    COLUMNS = 2
+    """Neighbouring parts of all rows are one thread's."""
+    PARTS = 3
+    """Parts of rows are dealt out one by one."""
 
 
 class Scales(IntEnum):
@@ -131,9 +150,13 @@ class CpuProgram:
     def products(self) -> int:
         return self.words[::WORDS].count(Kind.PRODUCT)
 
+    def waits(self, tokens: int) -> int:
+        """How often the threads of a run of so many tokens wait for one another."""
+        return sum(bool(each & (1 if tokens == 1 else 2)) for each in self.words[WAITS::WORDS])
+
     def about(self, threads: int) -> str:
         """How it runs, for people."""
-        in_threads = f"{threads} thread{'' if threads == 1 else 's'}"
+        in_threads = "1 thread" if threads == 1 else f"{threads} threads, which wait {self.waits(1)} times"
         return (
             f"each step is a program of {self.operations} operations on the CPU, {self.products} of them products "
             f"with activations in 8 bits, in {in_threads}"

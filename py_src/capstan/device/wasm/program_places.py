@@ -5,23 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from ...graph import CachePair, Unpack, UnpackedWeight, WeightEntry, WideWeight, external_entries
 from ...graph.gguf.gguf_types import PACKED
 from ...graph.nbits_products import INT8_ACTIVATIONS
 from ...graph.onnx_pb2 import ModelProto, NodeProto, TensorProto
 from ...model_files.gguf.header import GgmlType
-from .cpu_program import BLOCK, FLOAT, CpuWeight, Scales, aligned, packed_bytes
+from .cpu_program import BLOCK, FLOAT, CpuWeight, Scales, Split, aligned, packed_bytes
 
 __all__ = [
+    "BY_ROWS",
     "LENGTHS",
     "Activated",
     "Joined",
     "Known",
     "Lengths",
     "Memory",
+    "Share",
     "UnknownGraphError",
+    "WHOLE_ROWS",
     "Value",
     "Weights",
     "apart",
@@ -44,6 +47,17 @@ class UnknownGraphError(Exception):
     """A graph has something that no operation of a program computes."""
 
 
+class Share(NamedTuple):
+    """How threads share an operation: the columns of a part, and how parts are dealt out."""
+
+    unit: int
+    split: Split
+
+
+BY_ROWS = Share(BLOCK, Split.ROWS_OR_COLUMNS)
+WHOLE_ROWS = Share(0, Split.ROWS)
+
+
 @dataclass(eq=False)
 class Value:
     """An activation: rows of `width` float32, `row` bytes apart."""
@@ -57,6 +71,8 @@ class Value:
     """How often nodes are still to read it."""
     quantized: tuple[int, int] | None = None
     """The address and the bytes of the same in 8 bits."""
+    share: Share = BY_ROWS
+    """How the threads that made it share it."""
 
 
 @dataclass(frozen=True)

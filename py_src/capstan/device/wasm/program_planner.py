@@ -15,20 +15,24 @@ from ...graph.onnx_pb2 import NodeProto
 from ...graph.wiring import attribute
 from ...model_files.genai_config import GenaiConfig
 from .cpu_graph import FIRST_LOGITS, WasmGraph
-from .cpu_program import FLOAT, GROUP, KEPT, ROWS, WORDS, CpuProgram, Kind, aligned, quantized_bytes
+from .cpu_program import BLOCK, FLOAT, GROUP, KEPT, ROWS, UNIT, CpuProgram, Kind, Split, aligned, quantized_bytes
 from .program_places import (
+    BY_ROWS,
     LENGTHS,
+    WHOLE_ROWS,
     Activated,
     Joined,
     Known,
     Lengths,
     Memory,
+    Share,
     UnknownGraphError,
     Value,
     Weights,
     apart,
     cache_places,
 )
+from .program_waits import with_waits
 
 __all__ = ["planned", "program_of"]
 
@@ -110,7 +114,7 @@ class Planner:
         score_bytes = aligned(FLOAT * self._context)
         scores = self._memory.hold(score_bytes * self._threads)
         return CpuProgram(
-            words=tuple(self._words),
+            words=tuple(with_waits(self._words)),
             weights=self._weights.all(),
             program=program,
             ids=ids,
@@ -142,7 +146,8 @@ class Planner:
         ids = self._value(node, 1)
         weight = self._weights.of(node, 0)
         made = self._made(node.output[0], weight.k)
-        self._add(Kind.LOOK_UP, ids, ids.address, made.address, weight.k, 0, weight.form, weight.address)
+        told = (ids.address, made.address, weight.k, 0, weight.form, weight.address)
+        self._add(Kind.LOOK_UP, ids, *told, share=WHOLE_ROWS)
 
     def norm(self, node: NodeProto) -> None:
         x, weight = self._value(node, 0), self._weights.floats(node, 1)
@@ -175,17 +180,20 @@ class Planner:
             rows = KEPT if x.kept else ROWS
             size = aligned(rows * quantized_bytes(x.width))
             x.quantized = self._memory.take(size), size
-            self._add(Kind.QUANTIZE, x, x.address, x.quantized[0], x.width)
+            share = x.share if x.share.unit % BLOCK == 0 and x.row == FLOAT * x.width else BY_ROWS
+            self._add(Kind.QUANTIZE, x, x.address, x.quantized[0], x.width, share=share)
         groups = -(-weight.n // GROUP)
         y = self._made(node.output[0], weight.n, x.kept, GROUP * groups)
-        self._add(Kind.PRODUCT, x, x.quantized[0], y.address, x.width, groups, weight.form, weight.address)
+        y.share = Share(GROUP if groups % (BLOCK // GROUP) else BLOCK, Split.COLUMNS)
+        told = (x.quantized[0], y.address, x.width, groups, weight.form, weight.address)
+        self._add(Kind.PRODUCT, x, *told, share=y.share)
 
     def add(self, node: NodeProto) -> None:
         place = 0 if isinstance(self._values.get(node.input[0]), Value) else 1
         x, bias = self._value(node, place), self._weights.floats(node, 1 - place)
         if x.reads != 1 or bias.k != x.width or x.row != FLOAT * x.width:
             raise UnknownGraphError(f"an Add is no bias ({node.name})")
-        self._add(Kind.BIAS, x, x.address, 0, x.width, 0, 0, bias.address)
+        self._add(Kind.BIAS, x, x.address, 0, x.width, 0, 0, bias.address, share=x.share)
         self._also(node.output[0], x)
 
     def attention(self, node: NodeProto) -> None:
@@ -214,6 +222,7 @@ class Planner:
             k_at, v_at, k_row, v_row,
         )  # fmt: skip
         y = self._made(node.output[0], heads * head)
+        y.share = Share(head, Split.PARTS)
         scale = real(node, "scale", 0.0) or head**-0.5
         window = max(0, attribute(node, "local_window_size", -1))
         self._add(
@@ -242,7 +251,9 @@ class Planner:
         if not one.whole or gate.width != other.width or gate.row != other.row:
             raise UnknownGraphError(f"a Mul is no gate ({node.name})")
         y = self._made(node.output[0], gate.width, gate.kept)
-        self._add(Kind.GATE, gate, gate.address, y.address, gate.row // FLOAT, 0, 0, other.address)
+        y.share = gate.share if gate.share == other.share else BY_ROWS
+        told = (gate.address, y.address, gate.row // FLOAT, 0, 0, other.address)
+        self._add(Kind.GATE, gate, *told, share=y.share)
 
     def concat(self, node: NodeProto) -> None:
         parts = tuple(self._value(node, place) for place in range(len(node.input)))
@@ -260,7 +271,7 @@ class Planner:
     def _kept(self, x: Value, name: str) -> Value:
         """The rows of the tokens whose logits are wanted."""
         y = self._made(name, x.width, kept=True)
-        self._add(Kind.KEEP, y, x.address, y.address, x.width)
+        self._add(Kind.KEEP, y, x.address, y.address, x.width, share=WHOLE_ROWS)
         return y
 
     def _activate(self, node: NodeProto, whole: bool) -> None:
@@ -299,9 +310,9 @@ class Planner:
                 value.reads -= 1
                 self._memory.release(value)
 
-    def _add(self, kind: Kind, of: Value, *words: float) -> None:
+    def _add(self, kind: Kind, of: Value, *words: float, share: Share = BY_ROWS) -> None:
         told = [word(each) for each in (int(kind), int(of.kept), *words)]
-        self._words += told + [0] * (WORDS - len(told))
+        self._words += told + [0] * (UNIT - len(told)) + [share.unit, int(share.split), 0, 0]
 
 
 def real(node: NodeProto, name: str, default: float) -> float:

@@ -34,7 +34,7 @@ interface SequenceSpec {
   caches: [input: string, output: string, dtype: string, dims: [number, number, number, number]][];
 }
 
-const WORDS = 20;
+const WORDS = 24;
 /** Caches have room for a multiple of so many positions. */
 const ROOM = 256;
 
