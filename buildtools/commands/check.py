@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     commands = {
         "ruff check": [*python, "ruff", "check"],
         "ruff format": [*python, "ruff", "format", "--check"],
-        "import-linter": [str(venv_python().with_name("lint-imports")), "buildtools/floors.toml", "--no-cache", "--no-logo"],
+        "import-linter": [venv_python().with_name("lint-imports"), "buildtools/floors.toml", "--no-cache", "--no-logo"],
         "tsc --strict": ["node", str(modules / "typescript/bin/tsc"), "--project", "tsconfig.json"],
         "prettier": [*prettier, "--check", "web", "benches/page"],
     }

@@ -23,7 +23,7 @@ __all__ = ["EPSILON_BEHIND", "MOST_SPLITS", "Problem", "Product", "compare"]
 
 HALF_BOUND = 2.0**-10
 EPSILON_BEHIND, FACTOR = 0.3, 2.5
-HEAD, MOST_SPLITS, POSITIONS = 32, 6, 64
+HEAD, MOST_SPLITS, POSITIONS = 32, 8, 64
 """Elements of a head of attention, the most splits of its positions, and positions of a split."""
 ENDINGS = ("", "_up")
 """Endings of the names of the two matrices of a gated layer."""
@@ -66,9 +66,10 @@ class Product:
     splits: int = 0
     """The splits of attention of which x is joined; 0 where x is given."""
 
-    def attended(self) -> dict[str, int]:
+    def attended(self, lanes: int) -> dict[str, int | bool]:
         """The constants of matvec_q4.wgsl for the attention of which x is joined."""
         shape = {"HEADS": self.k // HEAD, "HEAD": HEAD, "MAX_SPLITS": MOST_SPLITS}
+        shape["SHUFFLED"] = lanes > 0 and lanes % MOST_SPLITS == 0
         return {**shape, "POSITIONS": POSITIONS, "WINDOW": 1000, "ALONE": 1} if self.splits else {}
 
     def activation(self) -> dict[str, bool]:

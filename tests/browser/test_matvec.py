@@ -23,7 +23,7 @@ def check(page: KernelPage, case: Product, tuning: MatvecTuning, half: bool = Fa
         "EPSILON_BEHIND": EPSILON_BEHIND,
         "PREPARED": case.centered or case.behind or case.wide,
         "WIDE": case.wide,
-        **case.attended(),
+        **case.attended(tuning.lanes),
         **case.activation(),
         **tuning.constants(),
     }

@@ -48,6 +48,7 @@ class AttendedProduct(Operation):
         one, several = counts(join.plan.counts, alone.plan.counts[0])
         shape = {name: join.plan.constants[name] for name in ("HEADS", "HEAD", "WINDOW", "ALONE", "MAX_SPLITS")}
         constants = {**alone.plan.constants, **shape, "POSITIONS": join.plan.constants["BLOCK"]}
+        constants["SHUFFLED"] = limits.lanes > 0 and limits.lanes % int(shape["MAX_SPLITS"]) == 0
         bindings = {name: binding for name, binding in alone.bindings.items() if name != "x"}
         bindings |= {"partials": join.bindings["partials"], "state": STATE, "attended": Value(attended)}
         return [
