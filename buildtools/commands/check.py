@@ -51,10 +51,11 @@ def run(args: argparse.Namespace) -> int:
             [*prettier, "--write", "web", "benches/page"],
         ):
             subprocess.run(fix, cwd=ROOT)
+    linter = venv_python().with_name("lint-imports")
     commands = {
         "ruff check": [*python, "ruff", "check"],
         "ruff format": [*python, "ruff", "format", "--check"],
-        "import-linter": [venv_python().with_name("lint-imports"), "buildtools/floors.toml", "--no-cache", "--no-logo"],
+        "import-linter": [str(linter), "buildtools/floors.toml", "--no-cache", "--no-logo"],
         "tsc --strict": ["node", str(modules / "typescript/bin/tsc"), "--project", "tsconfig.json"],
         "prettier": [*prettier, "--check", "web", "benches/page"],
     }

@@ -74,14 +74,25 @@ export function norm(
   }
 }
 
-/** y = gate * sigmoid(gate) * up */
-export function gate(x: usize, up: usize, y: usize, width: i32): void {
+/** y = gate * sigmoid(gate) * up, or the gelu of the gate, by tanh, times up. */
+export function gate(x: usize, up: usize, y: usize, width: i32, gelu: i32): void {
   const one = f32x4.splat(1);
   for (let i: usize = 0, end = (<usize>width) << 2; i < end; i += 16) {
     const each = v128.load(x + i);
-    const sigmoid = f32x4.div(one, f32x4.add(one, exp(f32x4.neg(each))));
+    let inner = each;
+    if (gelu) {
+      const cubic = f32x4.mul(f32x4.splat(0.07135481), f32x4.mul(each, each));
+      inner = f32x4.mul(each, f32x4.add(f32x4.splat(1.5957691), cubic));
+    }
+    const sigmoid = f32x4.div(one, f32x4.add(one, exp(f32x4.neg(inner))));
     v128.store(y + i, f32x4.mul(f32x4.mul(each, sigmoid), v128.load(up + i)));
   }
+}
+
+/** y = x * factor */
+export function scale(x: usize, y: usize, width: i32, factor: f32): void {
+  for (let i: usize = 0, end = (<usize>width) << 2; i < end; i += 16)
+    v128.store(y + i, f32x4.mul(v128.load(x + i), f32x4.splat(factor)));
 }
 
 /** x += y */

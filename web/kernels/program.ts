@@ -4,7 +4,7 @@
 // wait for one another after it, with 1 where a run has one token, with 2 where it has several.
 
 import { barrier } from "./barrier";
-import { add, attend, gate, norm, quantize, quantizedBytes, rotate } from "./operations";
+import { add, attend, gate, norm, quantize, quantizedBytes, rotate, scale } from "./operations";
 import { lookUp, products } from "./products";
 
 const BYTES: usize = 96;
@@ -19,6 +19,7 @@ enum Kind {
   Attend,
   Gate,
   Keep,
+  Scale,
 }
 
 enum Split {
@@ -125,7 +126,9 @@ function computed(kind: i32, at: usize, row: i32, begin: i32, end: i32, before: 
   } else if (kind == Kind.Bias) {
     add(x + first, other + first, count);
   } else if (kind == Kind.Gate) {
-    gate(x + first, other + <usize>row * bytes + first, y + first, count);
+    gate(x + first, other + <usize>row * bytes + first, y + first, count, load<i32>(at, 24));
+  } else if (kind == Kind.Scale) {
+    scale(x + first, y + first, count, load<f32>(at, 32));
   } else if (kind == Kind.Keep) {
     memory.copy(y, x + <usize>before * bytes, bytes);
   }

@@ -79,8 +79,14 @@ def norm(given: CpuRun, rows: int, words: Sequence[int]) -> None:
     if skip:
         x = x + given.floats(skip, rows, width)
         given.floats(total, rows, width)[:] = x
-    squares = in_lanes(np.square(x))[:, None] / np.float32(width)
-    given.floats(to, rows, width)[:] = x * (1 / np.sqrt(squares + real(epsilon))) * given.floats(weight, width)
+    given.floats(to, rows, width)[:] = normal(x, given.floats(weight, width), real(epsilon))
+
+
+def normal(x: Floats, weight: Floats, epsilon: np.float32) -> Floats:
+    """The norm along the last axis."""
+    squares = in_lanes(np.square(x))[..., None] / np.float32(x.shape[-1])
+    made: Floats = x * (1 / np.sqrt(squares + epsilon)) * weight
+    return made
 
 
 def quantize(given: CpuRun, rows: int, words: Sequence[int]) -> None:
@@ -129,7 +135,8 @@ def bias(given: CpuRun, rows: int, words: Sequence[int]) -> None:
 
 
 def rotate(given: CpuRun, rows: int, words: Sequence[int]) -> None:
-    """Rotate the queries in place; write the rotated keys and the values to the caches."""
+    """Rotate the queries in place; write the rotated keys and the values to the caches. Heads of queries and keys get
+    their norms first, if they have any."""
     q, row, size, heads, shared, half, interleaved, keys, values, cos, sin, k, v, k_row, v_row = words[2:17]
     place = slice(given.past, given.past + rows)
     angles = [given.floats(each + 4 * half * given.past, rows, 1, half) for each in (cos, sin)]
@@ -145,9 +152,13 @@ def rotate(given: CpuRun, rows: int, words: Sequence[int]) -> None:
     def heads_at(address: int, apart: int, count: int) -> Floats:
         return given.matrix(address, rows, count * size, apart).reshape(rows, count, size)
 
-    given.matrix(q, rows, heads * size, row)[:] = turned(heads_at(q, row, heads)).reshape(rows, -1)
+    def normed(x: Floats, weight: int) -> Floats:
+        return normal(x, given.floats(weight, size), real(words[19])) if weight else x
+
+    queries = normed(heads_at(q, row, heads), words[17])
+    given.matrix(q, rows, heads * size, row)[:] = turned(queries).reshape(rows, -1)
     caches = [given.floats(given.cache + each * given.room, shared, given.room, size) for each in (keys, values)]
-    caches[0][:, place] = turned(heads_at(k, k_row, shared)).swapaxes(0, 1)
+    caches[0][:, place] = turned(normed(heads_at(k, k_row, shared), words[18])).swapaxes(0, 1)
     caches[1][:, place] = heads_at(v, v_row, shared).swapaxes(0, 1)
 
 
@@ -168,8 +179,14 @@ def attend(given: CpuRun, rows: int, words: Sequence[int]) -> None:
 
 
 def gate(given: CpuRun, rows: int, words: Sequence[int]) -> None:
+    """x * sigmoid(x) * up, or with word 6 the gelu of x, by tanh, times up."""
     x, up = (given.floats(each, rows, words[4]) for each in (words[2], words[7]))
-    given.floats(words[3], rows, words[4])[:] = x * (1 / (1 + exp(-x))) * up
+    inner = x * (np.float32(1.5957691) + np.float32(0.07135481) * (x * x)) if words[6] else x
+    given.floats(words[3], rows, words[4])[:] = x * (1 / (1 + exp(-inner))) * up
+
+
+def scale(given: CpuRun, rows: int, words: Sequence[int]) -> None:
+    given.floats(words[3], rows, words[4])[:] = given.floats(words[2], rows, words[4]) * real(words[8])
 
 
 def keep(given: CpuRun, rows: int, words: Sequence[int]) -> None:
@@ -249,4 +266,5 @@ OPERATIONS: Mapping[Kind, Callable[[CpuRun, int, Sequence[int]], None]] = {
     Kind.ATTEND: attend,
     Kind.GATE: gate,
     Kind.KEEP: keep,
+    Kind.SCALE: scale,
 }

@@ -21,6 +21,7 @@ __all__ = [
     "FLOAT",
     "GROUP",
     "KEPT",
+    "LARGEST_HEAD",
     "ROWS",
     "UNIT",
     "WAITS",
@@ -52,6 +53,8 @@ GROUP = 8
 BLOCK = 32
 """Activations with one scale."""
 FLOAT = 4
+LARGEST_HEAD = 512
+"""Elements of a head."""
 
 
 class Kind(IntEnum):
@@ -67,6 +70,7 @@ class Kind(IntEnum):
     ATTEND = 6
     GATE = 7
     KEEP = 8
+    SCALE = 9
 
 
 class Split(IntEnum):

@@ -18,6 +18,7 @@ __all__ = [
     "BY_ROWS",
     "LENGTHS",
     "Activated",
+    "HeadNorm",
     "Joined",
     "Known",
     "Lengths",
@@ -58,6 +59,15 @@ BY_ROWS = Share(BLOCK, Split.ROWS_OR_COLUMNS)
 WHOLE_ROWS = Share(0, Split.ROWS)
 
 
+class HeadNorm(NamedTuple):
+    """A norm of each head by itself."""
+
+    weight: int
+    """Its address."""
+    size: int
+    epsilon: float
+
+
 @dataclass(eq=False)
 class Value:
     """An activation: rows of `width` float32, `row` bytes apart."""
@@ -73,14 +83,19 @@ class Value:
     """The address and the bytes of the same in 8 bits."""
     share: Share = BY_ROWS
     """How the threads that made it share it."""
+    whole: Value | None = None
+    """The value of whose rows it is a part."""
+    norm: HeadNorm | None = None
+    """The norm of each head of it, which attention computes."""
 
 
 @dataclass(frozen=True)
 class Activated:
-    """x * sigmoid(x), or sigmoid(x) alone, which a gate computes."""
+    """x * sigmoid(x), sigmoid(x) alone or the gelu of x by tanh, which a gate computes."""
 
     of: Value
     whole: bool
+    gelu: bool = False
 
 
 @dataclass(frozen=True)

@@ -11,16 +11,31 @@ from collections.abc import Callable, Mapping
 from ...fallback import count_fallback
 from ...graph import UnpackedWeight, parse
 from ...graph.nbits_products import INT8_ACTIVATIONS
-from ...graph.onnx_pb2 import NodeProto
-from ...graph.wiring import attribute
+from ...graph.onnx_pb2 import NodeProto, TensorProto
+from ...graph.plain_attention import floats
+from ...graph.wiring import Wiring, attribute
 from ...model_files.genai_config import GenaiConfig
 from .cpu_graph import FIRST_LOGITS, WasmGraph
-from .cpu_program import BLOCK, FLOAT, GROUP, KEPT, ROWS, UNIT, CpuProgram, Kind, Split, aligned, quantized_bytes
+from .cpu_program import (
+    BLOCK,
+    FLOAT,
+    GROUP,
+    KEPT,
+    LARGEST_HEAD,
+    ROWS,
+    UNIT,
+    CpuProgram,
+    Kind,
+    Split,
+    aligned,
+    quantized_bytes,
+)
 from .program_places import (
     BY_ROWS,
     LENGTHS,
     WHOLE_ROWS,
     Activated,
+    HeadNorm,
     Joined,
     Known,
     Lengths,
@@ -93,6 +108,7 @@ class Planner:
         self._weights = Weights(model, found.made, self._memory)
         self._values: dict[str, Known] = {}
         self._words: list[int] = []
+        self._constants = Wiring(model.graph).constants
         self._reads: dict[str, int] = {}
         for node in self._graph.node:
             for name in node.input:
@@ -111,7 +127,7 @@ class Planner:
         if not isinstance(logits, Value) or not logits.kept:
             raise UnknownGraphError("the logits are no product")
         program = self._memory.hold(FLOAT * len(self._words))
-        score_bytes = aligned(FLOAT * self._context)
+        score_bytes = aligned(FLOAT * max(self._context, LARGEST_HEAD))
         scores = self._memory.hold(score_bytes * self._threads)
         return CpuProgram(
             words=tuple(with_waits(self._words)),
@@ -151,8 +167,11 @@ class Planner:
 
     def norm(self, node: NodeProto) -> None:
         x, weight = self._value(node, 0), self._weights.floats(node, 1)
-        y = self._made(node.output[0], x.width, x.kept)
         epsilon = real(node, "epsilon", 1e-5)
+        if weight.k < x.width:
+            self._view(node.output[0], x, 0, x.width, HeadNorm(weight.address, weight.k, epsilon))
+            return
+        y = self._made(node.output[0], x.width, x.kept)
         self._add(Kind.NORM, x, x.address, y.address, x.width, 0, 0, weight.address, epsilon)
 
     def skip_norm(self, node: NodeProto) -> None:
@@ -167,6 +186,30 @@ class Planner:
             Kind.NORM, x, x.address, y.address, x.width, skip.address, total.address, weight.address, epsilon
         )  # fmt: skip
         self._memory.release(total)
+
+    def split(self, node: NodeProto) -> None:
+        parts, sizes = self._parts(node, 0), self._integers(node, 1)
+        places = apart(parts, sizes) if attribute(node, "axis", 0) in (-1, 2) else None
+        if places is None or sum(sizes) != sum(part.width for part in parts):
+            raise UnknownGraphError(f"a Split is not of the last axis, or between values ({node.name})")
+        for name, (address, _), size in zip(node.output, places, sizes, strict=True):
+            x = next(part for part in parts if 0 <= address - part.address < FLOAT * part.width)
+            self._view(name, x, (address - x.address) // FLOAT, size)
+
+    def reshape(self, node: NodeProto) -> None:
+        """Heads beside one another, or one after another."""
+        x, dims = self._value(node, 0), self._integers(node, 1)
+        if len(dims) not in (3, 4) or dims[0] != 0 or dims[-1] <= 0 or x.width % dims[-1]:
+            raise UnknownGraphError(f"a Reshape does more than part heads ({node.name})")
+        self._view(node.output[0], x, 0, x.width, x.norm)
+
+    def _view(self, name: str, x: Value, first: int, width: int, norm: HeadNorm | None = None) -> None:
+        """A value of that name that is a part of the rows of another one."""
+        whole, reads = x.whole or x, self._reads.get(name, 0)
+        self._values[name] = Value(
+            x.address + FLOAT * first, width, x.row, 0, x.kept, share=x.share, whole=whole, norm=norm
+        )
+        whole.reads += reads
 
     def product(self, node: NodeProto) -> None:
         x, weight = self._value(node, 0), self._weights.packed(node, 1)
@@ -207,9 +250,15 @@ class Planner:
         head = size // FLOAT // shared
         given = [self._parts(node, each) for each in (range(3) if names[1] else range(1))]
         places = apart([each for parts in given for each in parts], [heads * head, shared * head, shared * head])
-        if places is None or head % 4:
+        if places is None or head % 4 or head > LARGEST_HEAD:
             raise UnknownGraphError(f"attention has heads of another size than its caches ({node.name})")
         q, (q_at, q_row), (k_at, k_row), (v_at, v_row) = given[0][0], *places
+        norms = [parts[0].norm for parts in given[:2]]
+        sizes = {each.size for parts in given for part in parts if (each := part.norm) is not None}
+        if sizes - {head} or any(part.norm for parts in given[2:] for part in parts):
+            raise UnknownGraphError(f"attention has norms of something else than heads of q and k ({node.name})")
+        weights = [each.weight if each is not None else 0 for each in (*norms, None)[:2]]
+        epsilon = next((each.epsilon for each in norms if each is not None), 0.0)
         half, cos, sin = 0, 0, 0
         if attribute(node, "do_rotary", 0):
             angles = [self._weights.floats(node, each) for each in (7, 8)]
@@ -219,7 +268,7 @@ class Planner:
         turned = attribute(node, "rotary_interleaved", 0)
         self._add(
             Kind.ROTATE, q, q_at, q_row, head, heads, shared, half, turned, keys, values, cos, sin,
-            k_at, v_at, k_row, v_row,
+            k_at, v_at, k_row, v_row, *weights, epsilon,
         )  # fmt: skip
         y = self._made(node.output[0], heads * head)
         y.share = Share(head, Split.PARTS)
@@ -237,7 +286,20 @@ class Planner:
             raise UnknownGraphError(f"a QuickGelu has another alpha than 1 ({node.name})")
         self._activate(node, whole=True)
 
+    def gelu(self, node: NodeProto) -> None:
+        if next((item.s for item in node.attribute if item.name == "approximate"), b"") != b"tanh":
+            raise UnknownGraphError(f"a Gelu is not the one by tanh ({node.name})")
+        self._activate(node, whole=True, gelu=True)
+
     def multiply(self, node: NodeProto) -> None:
+        for place in (0, 1):
+            factor = floats(self._constants.get(node.input[place]))
+            if factor is not None and len(factor) == 1:
+                x = self._value(node, 1 - place)
+                y = self._made(node.output[0], x.width, x.kept, x.row // FLOAT)
+                y.share = x.share
+                self._add(Kind.SCALE, x, x.address, y.address, x.row // FLOAT, 0, 0, 0, factor[0], share=x.share)
+                return
         one, other = (self._values.get(name) for name in node.input)
         if isinstance(one, Value) and isinstance(other, Activated):
             one, other = other, one
@@ -252,7 +314,7 @@ class Planner:
             raise UnknownGraphError(f"a Mul is no gate ({node.name})")
         y = self._made(node.output[0], gate.width, gate.kept)
         y.share = gate.share if gate.share == other.share else BY_ROWS
-        told = (gate.address, y.address, gate.row // FLOAT, 0, 0, other.address)
+        told = (gate.address, y.address, gate.row // FLOAT, 0, int(one.gelu), other.address)
         self._add(Kind.GATE, gate, *told, share=y.share)
 
     def concat(self, node: NodeProto) -> None:
@@ -274,9 +336,9 @@ class Planner:
         self._add(Kind.KEEP, y, x.address, y.address, x.width, share=WHOLE_ROWS)
         return y
 
-    def _activate(self, node: NodeProto, whole: bool) -> None:
+    def _activate(self, node: NodeProto, whole: bool, gelu: bool = False) -> None:
         x = self._value(node, 0)
-        self._values[node.output[0]] = Activated(x, whole)
+        self._values[node.output[0]] = Activated(x, whole, gelu)
         x.reads += self._reads.get(node.output[0], 0)
 
     def _value(self, node: NodeProto, place: int) -> Value:
@@ -284,6 +346,13 @@ class Planner:
         if not isinstance(found, Value):
             raise UnknownGraphError(f"input {place} of a {node.op_type} is no activation ({node.name})")
         return found
+
+    def _integers(self, node: NodeProto, place: int) -> list[int]:
+        """A constant of int64."""
+        tensor = self._constants.get(node.input[place]) if place < len(node.input) else None
+        if tensor is None or tensor.data_type != TensorProto.INT64:
+            raise UnknownGraphError(f"input {place} of a {node.op_type} is no constant ({node.name})")
+        return list(struct.unpack(f"<{len(tensor.raw_data) // 8}q", tensor.raw_data) or tensor.int64_data)
 
     def _parts(self, node: NodeProto, place: int) -> tuple[Value, ...]:
         found = self._values.get(node.input[place])
@@ -307,6 +376,7 @@ class Planner:
         values = known.parts if isinstance(known, Joined) else (known.of if isinstance(known, Activated) else known,)
         for value in values:
             if isinstance(value, Value):
+                value = value.whole or value
                 value.reads -= 1
                 self._memory.release(value)
 
@@ -327,6 +397,9 @@ OPERATIONS: Mapping[str, Callable[[Planner, NodeProto], None]] = {
     "FusedMatMul": Planner.product,
     "Add": Planner.add,
     "GroupQueryAttention": Planner.attention,
+    "Split": Planner.split,
+    "Reshape": Planner.reshape,
+    "Gelu": Planner.gelu,
     "Sigmoid": Planner.sigmoid,
     "QuickGelu": Planner.quick_gelu,
     "Mul": Planner.multiply,

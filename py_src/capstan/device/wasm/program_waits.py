@@ -90,13 +90,16 @@ def accesses(words: Sequence[int], single: bool) -> Iterator[Access]:
         yield of(y, FLOAT * GROUP * words[5], writes=True)
     elif kind == Kind.QUANTIZE:
         yield of(x, FLOAT * width)
-        yield replace(of(y, quantized_bytes(width), writes=True))
+        yield of(y, quantized_bytes(width), writes=True)
     elif kind == Kind.NORM:
         # Each thread reads the whole of a row whose columns it shares.
         for place in (x, words[5]) if words[5] else (x,):
             yield of(place, FLOAT * width, whole=bool(shared))
         for place in (y, words[6]) if words[5] else (y,):
             yield of(place, FLOAT * width, writes=True)
+    elif kind == Kind.SCALE:
+        yield of(x, FLOAT * width)
+        yield of(y, FLOAT * width, writes=True)
     elif kind == Kind.BIAS:
         yield of(x, FLOAT * width, writes=True)
     elif kind == Kind.GATE:
