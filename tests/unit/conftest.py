@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,19 @@ from capstan import fallback
 from capstan.device.picture_encoder import PictureEncoder
 from capstan.local.local_host import LocalHost
 from tests.unit.stand_in_device import ApartDevice, HeapDevice
+
+HANGS = 300.0
+"""A test that awaits has ended after so many seconds."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    given = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**given), HANGS))
+    return True
 
 
 @pytest.fixture(scope="module", autouse=True)

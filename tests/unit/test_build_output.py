@@ -48,7 +48,7 @@ def test_progress_is_a_line_a_quarter_where_there_is_no_terminal(capsys: pytest.
     assert lines == [f"weights: {mb}.0 of 100.0 MB" for mb in (25, 50, 75, 100)]
 
 
-def test_a_step_that_says_nothing_is_told_with_its_seconds(
+async def test_a_step_that_says_nothing_is_told_with_its_seconds(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(terminal, "TICK_SECONDS", 0.001)
@@ -65,17 +65,14 @@ def test_a_step_that_says_nothing_is_told_with_its_seconds(
         for _ in range(count):
             await asyncio.sleep(terminal.TICK_SECONDS)
 
-    async def steps() -> None:
-        async with output.ticking("reading"):
-            await until_told("reading: 0 s so far")
-            output.show({"kind": "status", "text": "preparing"})
-            await until_told("preparing: 0 s so far")
-            output.show({"kind": "text", "text": "x", "token_id": 1})
-            capsys.readouterr()
-            await ticks(100)
+    async with output.ticking("reading"):
+        await until_told("reading: 0 s so far")
+        output.show({"kind": "status", "text": "preparing"})
+        await until_told("preparing: 0 s so far")
+        output.show({"kind": "text", "text": "x", "token_id": 1})
+        capsys.readouterr()
         await ticks(100)
-
-    asyncio.run(steps())
+    await ticks(100)
     assert list(told) == ["reading: 0 s so far", "preparing", "preparing: 0 s so far"]
     assert capsys.readouterr().err == "", "nothing is told while text comes, nor behind the block"
 

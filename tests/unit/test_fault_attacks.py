@@ -89,7 +89,7 @@ async def wait_for_ever() -> None:
 
 
 @pytest.mark.parametrize("hang", [hold_python, wait_for_ever])
-def test_a_case_that_hangs_is_a_failure_and_the_next_one_is_tried(
+async def test_a_case_that_hangs_is_a_failure_and_the_next_one_is_tried(
     hang: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(report, "DEADLINE_SECONDS", 0.1)
@@ -100,12 +100,9 @@ def test_a_case_that_hangs_is_a_failure_and_the_next_one_is_tried(
         if case == b"hangs" and (waiting := hang()):
             await waiting
 
-    async def attack_all() -> None:
-        for case in (b"good", b"hangs", b"next"):
-            with deadline.deadline(outcome, case, report.DEADLINE_SECONDS):
-                await attack(outcome, case, target)
-
-    asyncio.run(attack_all())
+    for case in (b"good", b"hangs", b"next"):
+        with deadline.deadline(outcome, case, report.DEADLINE_SECONDS):
+            await attack(outcome, case, target)
     [failure] = outcome.failures
     assert failure.case == b"hangs"
     assert failure.why.startswith("no end within 0.")

@@ -18,14 +18,11 @@ every_run_ahead = pytest.mark.parametrize("run_ahead", [1, 3, 8, 64, None])
 
 class TestRunningAhead:
     @every_run_ahead
-    def test_tokens_are_the_models_up_to_max_length(self, run_ahead: int | None) -> None:
+    async def test_tokens_are_the_models_up_to_max_length(self, run_ahead: int | None) -> None:
         generator, paper = made(run_ahead=run_ahead, max_length=30)
         generator.append_tokens(PROMPT)
 
-        async def run() -> list[int]:
-            return [token async for token in generator]
-
-        assert asyncio.run(run()) == run_of(PROMPT, 27)
+        assert [token async for token in generator] == run_of(PROMPT, 27)
         assert generator.finish_reason == "length"
         assert generator.is_done()
         assert sum(picks for picks, _ in paper.decoders[0].submitted) == 27, "nothing is picked past max_length"
@@ -74,44 +71,40 @@ class TestRunningAhead:
     @pytest.mark.parametrize(
         ("prepares", "prompt_first", "warmed"), [(0, False, 0), (1, False, 1), (2, False, 1), (1, True, 0)]
     )
-    def test_preparing_without_a_prompt_warms_up_once(self, prepares: int, prompt_first: bool, warmed: int) -> None:
+    async def test_preparing_without_a_prompt_warms_up_once(
+        self, prepares: int, prompt_first: bool, warmed: int
+    ) -> None:
         generator, paper = made()
 
-        async def run() -> None:
-            if prompt_first:
-                generator.append_tokens(PROMPT)
-            for _ in range(prepares):
-                await generator.prepare_async()
-            if not prompt_first:
-                generator.append_tokens(PROMPT)
-            await take(generator, 3)
+        if prompt_first:
+            generator.append_tokens(PROMPT)
+        for _ in range(prepares):
             await generator.prepare_async()
-
-        asyncio.run(run())
+        if not prompt_first:
+            generator.append_tokens(PROMPT)
+        await take(generator, 3)
+        await generator.prepare_async()
         assert paper.decoders[0].warmed == warmed
         assert paper.decoders[0].prefills == [(PROMPT, 0)]
 
     @pytest.mark.parametrize("taken", [0, 1, 4])
     @pytest.mark.parametrize("run_ahead", [1, 3, 8, None])
-    def test_a_cancelled_wait_loses_no_token(self, run_ahead: int | None, taken: int) -> None:
+    async def test_a_cancelled_wait_loses_no_token(self, run_ahead: int | None, taken: int) -> None:
         generator, paper = made(run_ahead=run_ahead)
         generator.append_tokens(PROMPT)
 
-        async def run() -> list[int]:
-            await generator.prepare_async()
-            decoder = paper.decoders[0]
-            await take(generator, taken)
-            decoder.gate = asyncio.Event()
-            waiting = asyncio.ensure_future(take(generator, 50))
-            await asyncio.sleep(0)
-            waiting.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await waiting
-            ids = generator.get_sequence()[len(PROMPT) :]
-            decoder.gate.set()
-            return ids + await take(generator, 12)
-
-        found = asyncio.run(run())
+        await generator.prepare_async()
+        decoder = paper.decoders[0]
+        await take(generator, taken)
+        decoder.gate = asyncio.Event()
+        waiting = asyncio.ensure_future(take(generator, 50))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        ids = generator.get_sequence()[len(PROMPT) :]
+        decoder.gate.set()
+        found = ids + await take(generator, 12)
         assert found == run_of(PROMPT, len(found))
         assert generator.get_sequence() == PROMPT + found
 
@@ -259,19 +252,16 @@ class TestEndOfSequence:
 
 
 class TestLogits:
-    def test_are_those_of_the_next_pick_and_reading_them_changes_nothing(self) -> None:
+    async def test_are_those_of_the_next_pick_and_reading_them_changes_nothing(self) -> None:
         generator, _ = made(run_ahead=8)
         generator.append_tokens(PROMPT)
         wanted = run_of(PROMPT, 9)
 
-        async def run() -> None:
-            assert best(await generator.get_logits_async()) == wanted[0]
-            assert await take(generator, 4) == wanted[:4]
-            assert best(await generator.get_logits_async()) == wanted[4]
-            assert best(await generator.get_logits_async()) == wanted[4]
-            assert await take(generator, 5) == wanted[4:]
-
-        asyncio.run(run())
+        assert best(await generator.get_logits_async()) == wanted[0]
+        assert await take(generator, 4) == wanted[:4]
+        assert best(await generator.get_logits_async()) == wanted[4]
+        assert best(await generator.get_logits_async()) == wanted[4]
+        assert await take(generator, 5) == wanted[4:]
 
     @pytest.mark.parametrize(
         ("values", "message"),
@@ -366,17 +356,14 @@ class TestEnding:
         assert asyncio.run(take(generator, 3)) == run_of([*prompt, *wanted[:6], 1, 2], 3)
         assert sum(decoder.closed for decoder in paper.decoders) == 0
 
-    def test_a_row_that_a_stop_string_ends_has_padding_while_others_go_on(self) -> None:
+    async def test_a_row_that_a_stop_string_ends_has_padding_while_others_go_on(self) -> None:
         prompts = [[5, 6, 7], [9, 9, 1]]
         texts = [Letters().decode(run_of(prompt, 8)) for prompt in prompts]
         generator, _ = made(tokenizer=Letters(), stop_strings=[texts[1][1:3]], batch_size=2, max_length=11, run_ahead=4)
         generator.append_tokens(prompts)
 
-        async def run() -> None:
-            while not generator.is_done():
-                await generator.generate_next_token_async()
-
-        asyncio.run(run())
+        while not generator.is_done():
+            await generator.generate_next_token_async()
         assert texts[1][1:3] not in texts[0]
         assert generator.get_sequence(0) == prompts[0] + run_of(prompts[0], 8)
         assert generator.get_sequence(1) == prompts[1] + run_of(prompts[1], 3) + [0] * 5
@@ -406,15 +393,12 @@ class TestEnding:
             generator.text()
 
     @every_run_ahead
-    def test_a_stop_token_ends_the_sequence_as_an_end_of_sequence_does(self, run_ahead: int | None) -> None:
+    async def test_a_stop_token_ends_the_sequence_as_an_end_of_sequence_does(self, run_ahead: int | None) -> None:
         wanted = run_of(PROMPT, 6)
         generator, _ = made(run_ahead=run_ahead, stop_token_ids=[wanted[5], 98])
         generator.append_tokens(PROMPT)
 
-        async def run() -> list[int]:
-            return [token async for token in generator]
-
-        assert asyncio.run(run()) == wanted[: wanted.index(wanted[5]) + 1]
+        assert [token async for token in generator] == wanted[: wanted.index(wanted[5]) + 1]
         assert (generator.finish_reason, generator.is_done()) == ("stop", True)
         assert generator.get_sequence() == PROMPT + wanted[: wanted.index(wanted[5])]
         generator.append_tokens([3])
@@ -448,21 +432,18 @@ class TestEnding:
 
 class TestLogitsWithoutANumber:
     @pytest.mark.parametrize("run_ahead", [1, 3, 16])
-    def test_raise_once_the_tokens_before_them_are_read_until_the_sequence_changes(self, run_ahead: int) -> None:
+    async def test_raise_once_the_tokens_before_them_are_read_until_the_sequence_changes(self, run_ahead: int) -> None:
         generator, paper = made(run_ahead=run_ahead, max_length=len(PROMPT) + 12)
         generator.append_tokens(PROMPT)
 
-        async def run() -> None:
-            await generator.prepare_async()
-            [decoder] = paper.decoders
-            decoder.barren_at = len(PROMPT) + 4
-            assert await take(generator, 4) == run_of(PROMPT, 4)
-            for _ in range(2):
-                with pytest.raises(LogitsError, match=f"after {len(PROMPT) + 4} tokens are all NaN or -inf"):
-                    await take(generator, 1)
-            assert list(generator.get_sequence()) == [*PROMPT, *run_of(PROMPT, 4)]
-            generator.rewind_to(len(PROMPT) + 2)
-            decoder.barren_at = None
-            assert await take(generator, 3) == run_of(PROMPT, 5)[2:]
-
-        asyncio.run(run())
+        await generator.prepare_async()
+        [decoder] = paper.decoders
+        decoder.barren_at = len(PROMPT) + 4
+        assert await take(generator, 4) == run_of(PROMPT, 4)
+        for _ in range(2):
+            with pytest.raises(LogitsError, match=f"after {len(PROMPT) + 4} tokens are all NaN or -inf"):
+                await take(generator, 1)
+        assert list(generator.get_sequence()) == [*PROMPT, *run_of(PROMPT, 4)]
+        generator.rewind_to(len(PROMPT) + 2)
+        decoder.barren_at = None
+        assert await take(generator, 3) == run_of(PROMPT, 5)[2:]

@@ -208,122 +208,104 @@ class TestClosing:
 
 
 class TestSeveralTasks:
-    def test_preparing_and_generating_at_once_make_one_decoder(self) -> None:
+    async def test_preparing_and_generating_at_once_make_one_decoder(self) -> None:
         generator, paper = made()
         generator.append_tokens(PROMPT)
 
-        async def run() -> list[int]:
-            preparing = asyncio.ensure_future(generator.prepare_async())
-            paper.gate = asyncio.Event()
-            tokens = asyncio.ensure_future(take(generator, 5))
-            await asyncio.sleep(0)
-            paper.gate.set()
-            await preparing
-            return await tokens
-
-        assert asyncio.run(run()) == run_of(PROMPT, 5)
+        preparing = asyncio.ensure_future(generator.prepare_async())
+        paper.gate = asyncio.Event()
+        tokens = asyncio.ensure_future(take(generator, 5))
+        await asyncio.sleep(0)
+        paper.gate.set()
+        await preparing
+        assert (await tokens) == run_of(PROMPT, 5)
         assert len(paper.decoders) == 1
 
     @pytest.mark.parametrize("prompt", [[], PROMPT], ids=["warming up", "with a prompt"])
-    def test_closing_while_a_decoder_is_made_gives_it_back(self, prompt: list[int]) -> None:
+    async def test_closing_while_a_decoder_is_made_gives_it_back(self, prompt: list[int]) -> None:
         generator, paper = made()
 
-        async def run() -> None:
-            paper.gate = asyncio.Event()
-            if prompt:
-                generator.append_tokens(prompt)
-            using = asyncio.ensure_future(take(generator, 1) if prompt else generator.prepare_async())
-            await asyncio.sleep(0)
-            closing = asyncio.ensure_future(generator.aclose())
-            await asyncio.sleep(0)
-            paper.gate.set()
-            await closing
-            (found,) = await asyncio.gather(using, return_exceptions=True)
-            assert isinstance(found, ClosedError) if prompt else found is None
-
-        asyncio.run(run())
+        paper.gate = asyncio.Event()
+        if prompt:
+            generator.append_tokens(prompt)
+        using = asyncio.ensure_future(take(generator, 1) if prompt else generator.prepare_async())
+        await asyncio.sleep(0)
+        closing = asyncio.ensure_future(generator.aclose())
+        await asyncio.sleep(0)
+        paper.gate.set()
+        await closing
+        (found,) = await asyncio.gather(using, return_exceptions=True)
+        assert isinstance(found, ClosedError) if prompt else found is None
         assert [decoder.closed for decoder in paper.decoders] == [1]
         assert paper.decoders[0].prefills == [], "nothing is computed that nobody wants"
 
     @pytest.mark.parametrize("taken", [0, 4])
-    def test_closing_waits_for_what_the_decoder_does(self, taken: int) -> None:
+    async def test_closing_waits_for_what_the_decoder_does(self, taken: int) -> None:
         generator, paper = made(run_ahead=2)
         generator.append_tokens(PROMPT)
 
-        async def run() -> None:
-            await generator.prepare_async()
-            await take(generator, taken)
-            decoder = paper.decoders[0]
-            decoder.gate = asyncio.Event()
-            using = asyncio.ensure_future(take(generator, 30))
+        await generator.prepare_async()
+        await take(generator, taken)
+        decoder = paper.decoders[0]
+        decoder.gate = asyncio.Event()
+        using = asyncio.ensure_future(take(generator, 30))
+        await asyncio.sleep(0)
+        closing = asyncio.ensure_future(generator.aclose())
+        for _ in range(3):
             await asyncio.sleep(0)
-            closing = asyncio.ensure_future(generator.aclose())
-            for _ in range(3):
-                await asyncio.sleep(0)
-            assert decoder.closed == 0, "the next generator would meet this one's commands"
-            decoder.gate.set()
+        assert decoder.closed == 0, "the next generator would meet this one's commands"
+        decoder.gate.set()
+        await closing
+        assert decoder.closed == 1
+        with pytest.raises(ClosedError):
+            await using
+
+    async def test_a_cancelled_close_gives_the_decoder_back_all_the_same(self) -> None:
+        generator, paper = made(run_ahead=2)
+        generator.append_tokens(PROMPT)
+
+        await take(generator, 2)
+        decoder = paper.decoders[0]
+        decoder.gate = asyncio.Event()
+        closing = asyncio.ensure_future(generator.aclose())
+        await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
             await closing
-            assert decoder.closed == 1
-            with pytest.raises(ClosedError):
-                await using
-
-        asyncio.run(run())
-
-    def test_a_cancelled_close_gives_the_decoder_back_all_the_same(self) -> None:
-        generator, paper = made(run_ahead=2)
-        generator.append_tokens(PROMPT)
-
-        async def run() -> None:
-            await take(generator, 2)
-            decoder = paper.decoders[0]
-            decoder.gate = asyncio.Event()
-            closing = asyncio.ensure_future(generator.aclose())
+        decoder.gate.set()
+        for _ in range(20):
             await asyncio.sleep(0)
-            closing.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await closing
-            decoder.gate.set()
-            for _ in range(20):
-                await asyncio.sleep(0)
-
-        asyncio.run(run())
         assert (paper.decoders[0].closed, paper.decoders[0].unread) == (1, 0)
 
     @pytest.mark.parametrize("taken", [0, 1, 4], ids=["prompt", "first burst", "further bursts"])
     @pytest.mark.parametrize("change", ["append", "rewind", "both"])
-    def test_a_sequence_changed_meanwhile_goes_on_as_it_was_changed(self, change: str, taken: int) -> None:
+    async def test_a_sequence_changed_meanwhile_goes_on_as_it_was_changed(self, change: str, taken: int) -> None:
         generator, paper = made(run_ahead=2)
         generator.append_tokens(PROMPT)
 
-        async def run() -> None:
-            await generator.prepare_async()
-            await take(generator, taken)
-            decoder = paper.decoders[0]
-            decoder.gate = asyncio.Event()
-            waiting = asyncio.ensure_future(take(generator, 6))
-            for _ in range(3):
-                await asyncio.sleep(0)
-            if change != "append":
-                generator.rewind_to(2)
-            if change != "rewind":
-                generator.append_tokens([40, 41])
-            changed = generator.get_sequence()
-            decoder.gate.set()
-            await waiting
-            further = generator.get_sequence()[len(changed) :]
-            assert generator.get_sequence() == changed + run_of(changed, len(further))
-            assert len(further) >= 2
+        await generator.prepare_async()
+        await take(generator, taken)
+        decoder = paper.decoders[0]
+        decoder.gate = asyncio.Event()
+        waiting = asyncio.ensure_future(take(generator, 6))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        if change != "append":
+            generator.rewind_to(2)
+        if change != "rewind":
+            generator.append_tokens([40, 41])
+        changed = generator.get_sequence()
+        decoder.gate.set()
+        await waiting
+        further = generator.get_sequence()[len(changed) :]
+        assert generator.get_sequence() == changed + run_of(changed, len(further))
+        assert len(further) >= 2
 
-        asyncio.run(run())
-
-    def test_a_second_task_that_finds_the_sequence_done_is_told(self) -> None:
+    async def test_a_second_task_that_finds_the_sequence_done_is_told(self) -> None:
         generator, _ = made(max_length=4)
         generator.append_tokens(PROMPT)
 
-        async def run() -> list[object]:
-            both = (generator.generate_next_token_async() for _ in range(2))
-            return list(await asyncio.gather(*both, return_exceptions=True))
-
-        found = asyncio.run(run())
+        both = (generator.generate_next_token_async() for _ in range(2))
+        found = list(await asyncio.gather(*both, return_exceptions=True))
         assert found[0] == run_of(PROMPT, 1)[0]
         assert isinstance(found[1], OptionError)

@@ -149,16 +149,13 @@ def written(made: Made, path: Path, **changes: Any) -> Path:
     return path
 
 
-def test_a_template_that_loops_ends_within_its_budget(made: Made, tmp_path: Path) -> None:
+async def test_a_template_that_loops_ends_within_its_budget(made: Made, tmp_path: Path) -> None:
     template = "{% for i in range(90000) %}{% for j in range(90000) %}x{% endfor %}{% endfor %}"
     file = written(made, tmp_path / "loops.gguf", **{"tokenizer.chat_template": template})
 
-    async def render() -> None:
-        async with await capstan.Model.load(file) as model:
-            with pytest.raises(ConfigError, match="chat_template"):
-                capstan.Tokenizer(model).apply_chat_template([{"role": "user", "content": "hello"}])
-
-    asyncio.run(render())
+    async with await capstan.Model.load(file) as model:
+        with pytest.raises(ConfigError, match="chat_template"):
+            capstan.Tokenizer(model).apply_chat_template([{"role": "user", "content": "hello"}])
 
 
 @pytest.mark.parametrize(

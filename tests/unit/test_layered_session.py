@@ -5,7 +5,6 @@ The engine has bytearrays, sessions of onnxruntime, and in numpy what the kernel
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -216,24 +215,21 @@ def alike(found: Array, wanted: Array) -> bool:
 
 @pytest.mark.filterwarnings("ignore:overflow")  # The mask's least float32.
 @pytest.mark.parametrize("graph", [gemma, idefics])
-def test_runs_after_the_first_have_the_layers_by_kernels(graph: Callable[[], onnx.ModelProto]) -> None:
-    async def scenario() -> None:
-        encoder = Encoder(halved(graph()))
-        engine = encoder.engine
-        session = await encoder.open()
-        assert (await encoder.features(session, 1) == encoder.wanted(1)).all(), "the first run is the whole graph's"
-        assert engine.played == 1
-        assert not fallbacks()
-        engine.runs.clear()
-        assert alike(await encoder.features(session, 2), encoder.wanted(2))
-        assert engine.played == 2
-        assert len(engine.runs) == 2, "the graph before the layers and that after them"
-        assert session.layers is not None
-        assert session.layers.report == "1 layers are 9 operations"
-        await session.close()
-        nothing_is_left(engine)
-
-    asyncio.run(scenario())
+async def test_runs_after_the_first_have_the_layers_by_kernels(graph: Callable[[], onnx.ModelProto]) -> None:
+    encoder = Encoder(halved(graph()))
+    engine = encoder.engine
+    session = await encoder.open()
+    assert (await encoder.features(session, 1) == encoder.wanted(1)).all(), "the first run is the whole graph's"
+    assert engine.played == 1
+    assert not fallbacks()
+    engine.runs.clear()
+    assert alike(await encoder.features(session, 2), encoder.wanted(2))
+    assert engine.played == 2
+    assert len(engine.runs) == 2, "the graph before the layers and that after them"
+    assert session.layers is not None
+    assert session.layers.report == "1 layers are 9 operations"
+    await session.close()
+    nothing_is_left(engine)
 
 
 class PaperNotes(Notes):
@@ -250,23 +246,20 @@ class PaperNotes(Notes):
         self.held[name, key] = content
 
 
-def test_a_later_load_runs_the_layers_at_once() -> None:
-    async def scenario() -> None:
-        notes = PaperNotes()
-        for runs in (3, 2):
-            encoder = Encoder(halved(gemma()), notes)
-            session = await encoder.open()
-            assert alike(await encoder.features(session, 1), encoder.wanted(1))
-            assert len(encoder.engine.runs) == runs, "the graph before the layers, that after them, and the whole one"
-            await session.close()
-            nothing_is_left(encoder.engine)
-        other = Encoder(halved(with_other_weights(gemma())), notes)
-        session = await other.open()
-        await other.features(session, 1)
-        assert len(other.engine.runs) == 3, "a note of another graph"
+async def test_a_later_load_runs_the_layers_at_once() -> None:
+    notes = PaperNotes()
+    for runs in (3, 2):
+        encoder = Encoder(halved(gemma()), notes)
+        session = await encoder.open()
+        assert alike(await encoder.features(session, 1), encoder.wanted(1))
+        assert len(encoder.engine.runs) == runs, "the graph before the layers, that after them, and the whole one"
         await session.close()
-
-    asyncio.run(scenario())
+        nothing_is_left(encoder.engine)
+    other = Encoder(halved(with_other_weights(gemma())), notes)
+    session = await other.open()
+    await other.features(session, 1)
+    assert len(other.engine.runs) == 3, "a note of another graph"
+    await session.close()
 
 
 def with_other_weights(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -275,34 +268,28 @@ def with_other_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
-def test_kernels_that_compute_something_else_are_not_used() -> None:
-    async def scenario() -> None:
-        encoder = Encoder(halved(gemma()))
-        encoder.engine.spoils = lambda y: y[::-1]
-        session = await encoder.open()
-        with pytest.warns(FallbackWarning, match="a run by layers differs from one of the whole graph in image_feat"):
-            await encoder.features(session, 1)
-        assert (await encoder.features(session, 2) == encoder.wanted(2)).all()
-        assert encoder.engine.played == 1
-        assert len(fallbacks()) == 1
-        await session.close()
-        nothing_is_left(encoder.engine)
-
-    asyncio.run(scenario())
-
-
-def test_pictures_of_another_size_are_run_by_the_whole_graph() -> None:
-    async def scenario() -> None:
-        encoder = Encoder(halved(gemma()))
-        session = await encoder.open()
+async def test_kernels_that_compute_something_else_are_not_used() -> None:
+    encoder = Encoder(halved(gemma()))
+    encoder.engine.spoils = lambda y: y[::-1]
+    session = await encoder.open()
+    with pytest.warns(FallbackWarning, match="a run by layers differs from one of the whole graph in image_feat"):
         await encoder.features(session, 1)
-        with pytest.warns(FallbackWarning, match=r"inputs are pixel_values \[2, 3, 64, 64\]; the layers' tape is for"):
-            assert len(await encoder.features(session, 2, count=2)) == 2 * len(encoder.wanted(2))
-        assert alike(await encoder.features(session, 3), encoder.wanted(3))
-        await session.close()
-        nothing_is_left(encoder.engine)
+    assert (await encoder.features(session, 2) == encoder.wanted(2)).all()
+    assert encoder.engine.played == 1
+    assert len(fallbacks()) == 1
+    await session.close()
+    nothing_is_left(encoder.engine)
 
-    asyncio.run(scenario())
+
+async def test_pictures_of_another_size_are_run_by_the_whole_graph() -> None:
+    encoder = Encoder(halved(gemma()))
+    session = await encoder.open()
+    await encoder.features(session, 1)
+    with pytest.warns(FallbackWarning, match=r"inputs are pixel_values \[2, 3, 64, 64\]; the layers' tape is for"):
+        assert len(await encoder.features(session, 2, count=2)) == 2 * len(encoder.wanted(2))
+    assert alike(await encoder.features(session, 3), encoder.wanted(3))
+    await session.close()
+    nothing_is_left(encoder.engine)
 
 
 def no_norm(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -319,43 +306,34 @@ def no_norm(model: onnx.ModelProto) -> onnx.ModelProto:
         (no_norm, "no layer of an encoder was recognised: .* has no softmax over keys"),
     ],
 )
-def test_graphs_that_the_kernels_do_not_compute_are_named(
+async def test_graphs_that_the_kernels_do_not_compute_are_named(
     changed: Callable[[onnx.ModelProto], onnx.ModelProto], why: str
 ) -> None:
-    async def scenario() -> None:
-        encoder = Encoder(changed(gemma()))
-        session = await encoder.open()
-        with pytest.warns(FallbackWarning, match=f"the layers of a vision graph by our kernels: .*{why}"):
-            assert (await encoder.features(session, 1) == encoder.wanted(1)).all()
-        assert (await encoder.features(session, 2) == encoder.wanted(2)).all()
-        await session.close()
-        nothing_is_left(encoder.engine)
-
-    asyncio.run(scenario())
+    encoder = Encoder(changed(gemma()))
+    session = await encoder.open()
+    with pytest.warns(FallbackWarning, match=f"the layers of a vision graph by our kernels: .*{why}"):
+        assert (await encoder.features(session, 1) == encoder.wanted(1)).all()
+    assert (await encoder.features(session, 2) == encoder.wanted(2)).all()
+    await session.close()
+    nothing_is_left(encoder.engine)
 
 
-def test_kernels_that_do_not_compile_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_kernels_that_do_not_compile_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     async def refused(*_: object) -> int:
         raise TapeError("kernel norm_rows does not compile on this adapter")
 
-    async def scenario() -> None:
-        encoder = Encoder(halved(gemma()))
-        monkeypatch.setattr(encoder.engine, "restore_tape", refused)
-        session = await encoder.open()
-        with pytest.warns(FallbackWarning, match="norm_rows does not compile"):
-            await encoder.features(session, 1)
-        await session.close()
-        nothing_is_left(encoder.engine)
-
-    asyncio.run(scenario())
+    encoder = Encoder(halved(gemma()))
+    monkeypatch.setattr(encoder.engine, "restore_tape", refused)
+    session = await encoder.open()
+    with pytest.warns(FallbackWarning, match="norm_rows does not compile"):
+        await encoder.features(session, 1)
+    await session.close()
+    nothing_is_left(encoder.engine)
 
 
-def test_adapters_without_subgroup_matrices_run_the_graph() -> None:
-    async def scenario() -> None:
-        engine = Engine()
-        engine.matrices = []
-        device = WebGpuDevice(engine)  # type: ignore[arg-type]
-        session = await device.create_session(gemma().SerializeToString())
-        assert device.layered(session, None) is session
-
-    asyncio.run(scenario())
+async def test_adapters_without_subgroup_matrices_run_the_graph() -> None:
+    engine = Engine()
+    engine.matrices = []
+    device = WebGpuDevice(engine)  # type: ignore[arg-type]
+    session = await device.create_session(gemma().SerializeToString())
+    assert device.layered(session, None) is session

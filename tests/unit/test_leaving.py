@@ -45,34 +45,28 @@ def test_one_that_computed_nothing_gives_nothing_back() -> None:
     assert paper.decoders == []
 
 
-def test_the_next_generator_waits_for_what_a_dropped_one_gives_back() -> None:
-    async def main() -> None:
-        paper = PaperModel()
-        first = Generator(cast(Model, paper))
-        first.append_tokens(PROMPT)
-        await first.generate_next_token_async()
-        del first
-        gc.collect()
-        assert paper.decoders[0].closed == 0, "it is given back when the loop comes to it"
-        await paper.leaving.settled()
-        assert paper.decoders[0].closed == 1
-
-    asyncio.run(main())
+async def test_the_next_generator_waits_for_what_a_dropped_one_gives_back() -> None:
+    paper = PaperModel()
+    first = Generator(cast(Model, paper))
+    first.append_tokens(PROMPT)
+    await first.generate_next_token_async()
+    del first
+    gc.collect()
+    assert paper.decoders[0].closed == 0, "it is given back when the loop comes to it"
+    await paper.leaving.settled()
+    assert paper.decoders[0].closed == 1
 
 
-def test_a_fault_while_giving_back_keeps_nobody_waiting() -> None:
+async def test_a_fault_while_giving_back_keeps_nobody_waiting() -> None:
     async def fail() -> None:
         raise ValueError("lost")
 
-    async def main() -> None:
-        leaving = Leaving()
-        work = leaving.give_back(fail())
-        waiting = asyncio.ensure_future(leaving.settled())
-        with pytest.raises(ValueError, match="lost"):
-            await work
-        await asyncio.wait_for(waiting, 5)
-
-    asyncio.run(main())
+    leaving = Leaving()
+    work = leaving.give_back(fail())
+    waiting = asyncio.ensure_future(leaving.settled())
+    with pytest.raises(ValueError, match="lost"):
+        await work
+    await asyncio.wait_for(waiting, 5)
 
 
 def test_a_generator_that_is_dropped_in_a_notebook_keeps_no_synchronous_call_waiting() -> None:

@@ -99,57 +99,50 @@ def within(work: Any) -> Any:
     return asyncio.run(asyncio.wait_for(work, 60))
 
 
-def test_weights_do_not_wait_for_the_probe_and_sessions_do(no_running_loop: None) -> None:
-    async def run() -> None:
-        started = Load()
-        running = asyncio.ensure_future(started.run())
-        await started.weights_began.wait()
-        assert not started.session_made.is_set()
-        started.weights_may_come.set()
-        started.probe_may_end.set()
-        await started.session_made.wait()
-        loaded = (await running)._loaded
-        assert started.ended == "whole"
-        assert loaded.in_place
-        assert loaded.ahead is not None
-        await loaded.ahead
-
-    within(run())
+async def test_weights_do_not_wait_for_the_probe_and_sessions_do(no_running_loop: None) -> None:
+    started = Load()
+    running = asyncio.ensure_future(started.run())
+    await started.weights_began.wait()
+    assert not started.session_made.is_set()
+    started.weights_may_come.set()
+    started.probe_may_end.set()
+    await started.session_made.wait()
+    loaded = (await running)._loaded
+    assert started.ended == "whole"
+    assert loaded.in_place
+    assert loaded.ahead is not None
+    await loaded.ahead
 
 
-def test_an_adapter_that_cannot_is_told_before_the_weights_are_there_and_nothing_stays(no_running_loop: None) -> None:
-    async def run() -> None:
-        started = Load(replace(ABLE, staging=False, missing=(("staging", "no byte comes back"),)))
-        running = asyncio.ensure_future(started.run())
-        await started.weights_began.wait()
-        started.probe_may_end.set()
-        with pytest.raises(DeviceUnavailableError, match="no byte comes back; use device='wasm'"):
-            await running
-        assert started.ended == "cancelled"
-        assert (+started.engine.live, started.engine.wrong) == ({}, [])
-
-    within(run())
+async def test_an_adapter_that_cannot_is_told_before_the_weights_are_there_and_nothing_stays(
+    no_running_loop: None,
+) -> None:
+    started = Load(replace(ABLE, staging=False, missing=(("staging", "no byte comes back"),)))
+    running = asyncio.ensure_future(started.run())
+    await started.weights_began.wait()
+    started.probe_may_end.set()
+    with pytest.raises(DeviceUnavailableError, match="no byte comes back; use device='wasm'"):
+        await running
+    assert started.ended == "cancelled"
+    assert (+started.engine.live, started.engine.wrong) == ({}, [])
 
 
 @pytest.mark.parametrize("what", ["weights", "abort"])
-def test_a_load_that_fails_or_is_given_up_leaves_nothing(what: str, no_running_loop: None) -> None:
-    async def run() -> None:
-        started = Load()
-        running = asyncio.ensure_future(started.run())
-        if what == "weights":
-            started.broken = ModelFileError("the weights are gone")
-            started.probe_may_end.set()
-        else:
-            await started.weights_began.wait()
-            running.cancel()
-        with pytest.raises(ModelFileError if what == "weights" else asyncio.CancelledError):
-            await running
-        assert (+started.engine.live, started.engine.wrong) == ({}, [])
-
-    within(run())
+async def test_a_load_that_fails_or_is_given_up_leaves_nothing(what: str, no_running_loop: None) -> None:
+    started = Load()
+    running = asyncio.ensure_future(started.run())
+    if what == "weights":
+        started.broken = ModelFileError("the weights are gone")
+        started.probe_may_end.set()
+    else:
+        await started.weights_began.wait()
+        running.cancel()
+    with pytest.raises(ModelFileError if what == "weights" else asyncio.CancelledError):
+        await running
+    assert (+started.engine.live, started.engine.wrong) == ({}, [])
 
 
-def test_a_load_that_is_given_up_at_any_moment_leaves_nothing(no_running_loop: None) -> None:
+async def test_a_load_that_is_given_up_at_any_moment_leaves_nothing(no_running_loop: None) -> None:
     async def leaves_something(turns: int) -> bool:
         started = Load()
         started.weights_may_come.set()
@@ -164,16 +157,13 @@ def test_a_load_that_is_given_up_at_any_moment_leaves_nothing(no_running_loop: N
             return False
         return True
 
-    async def run() -> None:
-        turns = 0
-        while not await leaves_something(turns):
-            turns += 1
-        assert turns > 5
-
-    within(run())
+    turns = 0
+    while not await leaves_something(turns):
+        turns += 1
+    assert turns > 5
 
 
-def test_a_model_that_is_given_up_while_its_tokenizer_is_made_is_closed(
+async def test_a_model_that_is_given_up_while_its_tokenizer_is_made_is_closed(
     no_running_loop: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed = 0
@@ -206,10 +196,7 @@ def test_a_model_that_is_given_up_while_its_tokenizer_is_made_is_closed(
             assert given_up
         return not given_up
 
-    async def run() -> None:
-        turns = 0
-        while not await ended(turns):
-            assert closed == len(opened), f"after {turns} turns"
-            turns += 1
-
-    within(run())
+    turns = 0
+    while not await ended(turns):
+        assert closed == len(opened), f"after {turns} turns"
+        turns += 1

@@ -8,7 +8,7 @@ from itertools import count
 from capstan.host.load_times import during_load, phase
 
 
-def test_phases_are_counted_from_the_start_of_the_load_and_may_overlap() -> None:
+async def test_phases_are_counted_from_the_start_of_the_load_and_may_overlap() -> None:
     clock = count(100.0, 10.0)
 
     async def part(name: str, turns: int) -> None:
@@ -16,12 +16,9 @@ def test_phases_are_counted_from_the_start_of_the_load_and_may_overlap() -> None
             for _ in range(turns):
                 await asyncio.sleep(0)
 
-    async def load() -> dict[str, tuple[float, float]]:
-        with during_load(lambda: next(clock)) as times:
-            await asyncio.gather(part("long", 3), part("short", 1))
-        return times.phases
-
-    assert asyncio.run(load()) == {"short": (20.0, 30.0), "long": (10.0, 40.0)}
+    with during_load(lambda: next(clock)) as times:
+        await asyncio.gather(part("long", 3), part("short", 1))
+    assert times.phases == {"short": (20.0, 30.0), "long": (10.0, 40.0)}
 
 
 def test_a_phase_in_parts_lasts_from_the_first_to_the_last() -> None:

@@ -279,15 +279,12 @@ class TestSequences:
 
 class TestRunningAhead:
     @pytest.mark.parametrize("run_ahead", [1, 3, 8, 64, None])
-    def test_no_step_is_queued_past_the_original_length(self, run_ahead: int | None) -> None:
+    async def test_no_step_is_queued_past_the_original_length(self, run_ahead: int | None) -> None:
         generator, paper = made(run_ahead=run_ahead, max_length=30)
         paper.original_length = 20
         generator.append_tokens(PROMPT)
 
-        async def run() -> list[int]:
-            return [token async for token in generator]
-
-        ids = asyncio.run(run())
+        ids = [token async for token in generator]
         assert ids == run_of(PROMPT, 30 - len(PROMPT))
         [decoder] = paper.decoders
         assert decoder.prefills == [(PROMPT, 0), ([*PROMPT, *ids][:21], 0)]
@@ -296,21 +293,18 @@ class TestRunningAhead:
         assert sum(picks for picks, _ in decoder.submitted) == before + 9
         assert generator.rope_changes == 1
 
-    def test_after_a_lost_device_another_decoder_has_the_long_factors(self) -> None:
-        async def run() -> None:
-            generator, paper = made(run_ahead=1, max_length=40)
-            paper.original_length = 20
-            generator.append_tokens(PROMPT)
-            ids = await taken(generator, 22)
-            paper.decoders[0].fault = DeviceLostError("gone")
-            ids += await taken(generator, 6)
-            assert ids == run_of(PROMPT, 28)
-            after = paper.decoders[1]
-            assert after.rotated[0] == (True, 0, 0)
-            assert after.prefills[0] == ([*PROMPT, *ids][:21], 0), "as it was run before"
-            assert generator.rope_changes == 1
-
-        asyncio.run(run())
+    async def test_after_a_lost_device_another_decoder_has_the_long_factors(self) -> None:
+        generator, paper = made(run_ahead=1, max_length=40)
+        paper.original_length = 20
+        generator.append_tokens(PROMPT)
+        ids = await taken(generator, 22)
+        paper.decoders[0].fault = DeviceLostError("gone")
+        ids += await taken(generator, 6)
+        assert ids == run_of(PROMPT, 28)
+        after = paper.decoders[1]
+        assert after.rotated[0] == (True, 0, 0)
+        assert after.prefills[0] == ([*PROMPT, *ids][:21], 0), "as it was run before"
+        assert generator.rope_changes == 1
 
     def test_of_a_model_with_one_kind_of_factors_no_others_are_asked_for(self) -> None:
         generator, paper = made(max_length=30)

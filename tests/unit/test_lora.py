@@ -222,7 +222,7 @@ def test_adapters_that_are_dropped_stay_with_their_generator(model: Model) -> No
     assert weights.buffer.closed
 
 
-def test_the_second_of_two_loads_under_one_name_is_refused_and_freed(
+async def test_the_second_of_two_loads_under_one_name_is_refused_and_freed(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded: list[Any] = []
@@ -236,11 +236,8 @@ def test_the_second_of_two_loads_under_one_name_is_refused_and_freed(
     monkeypatch.setattr(model, "load_adapter", slowly)
     adapters = Adapters(model)
 
-    async def both() -> list[BaseException | None]:
-        files = ("first.onnx_adapter", "second.onnx_adapter")
-        return await asyncio.gather(*(adapters.load_async(file, "a") for file in files), return_exceptions=True)
-
-    first, second = asyncio.run(both())
+    files = ("first.onnx_adapter", "second.onnx_adapter")
+    first, second = await asyncio.gather(*(adapters.load_async(file, "a") for file in files), return_exceptions=True)
     assert first is None
     with pytest.raises(OptionError, match="adapter 'a' is already loaded"):
         raise second or AssertionError("both were loaded")
@@ -431,18 +428,15 @@ def test_a_default_that_adds_something_stays() -> None:
     assert {tensor.name for tensor in left.graph.initializer} >= {QUERIES}
 
 
-def test_a_dropped_generator_lets_go_of_its_adapters_before_its_decoder_is_given_back(model: Model) -> None:
+async def test_a_dropped_generator_lets_go_of_its_adapters_before_its_decoder_is_given_back(model: Model) -> None:
     """While an event loop runs, as in a page, the decoder is given back later."""
     adapters = Adapters(model)
     adapters.load("first.onnx_adapter", "first")
 
-    async def used_and_dropped() -> None:
-        generator = Generator(model)
-        generator.set_active_adapter(adapters, "first")
-        generator.append_tokens(PROMPT)
-        await generator.generate_next_token_async()
-        del generator
-        gc.collect()
-        adapters.unload("first")
-
-    asyncio.run(used_and_dropped())
+    generator = Generator(model)
+    generator.set_active_adapter(adapters, "first")
+    generator.append_tokens(PROMPT)
+    await generator.generate_next_token_async()
+    del generator
+    gc.collect()
+    adapters.unload("first")

@@ -149,22 +149,19 @@ def test_a_run_is_timed_from_its_begin_or_from_the_end_of_the_one_before_it() ->
     assert asyncio.run(run()) == [(256, 30.0), (256, 60.0), (256, 50.0)]
 
 
-def test_a_size_that_settled_is_kept_once() -> None:
+async def test_a_size_that_settled_is_kept_once() -> None:
     kept: list[int] = []
 
     async def keep(tokens: int) -> None:
         kept.append(tokens)
 
-    async def run() -> None:
-        pace = PrefillPace(cast(Any, Device(*(200.0 * n for n in range(1, 4)))), RunSize(MOST, BOUND_MS), keep)
+    pace = PrefillPace(cast(Any, Device(*(200.0 * n for n in range(1, 4)))), RunSize(MOST, BOUND_MS), keep)
+    pace.measure(256, 0.0)
+    await pace.known()
+    for _ in range(2):
         pace.measure(256, 0.0)
         await pace.known()
-        for _ in range(2):
-            pace.measure(256, 0.0)
-            await pace.known()
-        assert (pace.size, pace.settled) == (256, True)
-
-    asyncio.run(run())
+    assert (pace.size, pace.settled) == (256, True)
     assert kept == [256]
 
 
@@ -175,15 +172,12 @@ def test_a_size_that_was_read_is_not_written_again() -> None:
     asyncio.run(PrefillPace(cast(Any, Device()), RunSize(MOST, BOUND_MS, settled=512), keep).known())
 
 
-def test_a_device_that_is_lost_is_no_measurement() -> None:
+async def test_a_device_that_is_lost_is_no_measurement() -> None:
     async def keep(tokens: int) -> None:
         raise AssertionError(tokens)
 
-    async def run() -> PrefillPace:
-        pace = PrefillPace(cast(Any, Device()), RunSize(MOST, BOUND_MS), keep)
-        pace.measure(256, 0.0)
-        await pace.known()
-        return pace
-
-    pace = asyncio.run(run())
+    pace = PrefillPace(cast(Any, Device()), RunSize(MOST, BOUND_MS), keep)
+    pace.measure(256, 0.0)
+    await pace.known()
+    pace = pace
     assert (pace.size, pace.settled) == (prefill_pace.FIRST, False)

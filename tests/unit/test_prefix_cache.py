@@ -53,60 +53,44 @@ def prefills(model: PaperModel) -> list[list[tuple[int, int]]]:
 
 
 class TestWhatIsRun:
-    def test_a_generator_runs_what_an_open_one_has_not_run(self) -> None:
-        async def run() -> PaperModel:
-            model = paper()
-            first = await answered(model, [*START, 1, 2])
-            second = await answered(model, [*START, 3, 4, 5])
-            assert (first.reused_tokens, second.reused_tokens) == (0, 20)
-            # The first generator continues undisturbed.
-            assert await take(first, 2) == run_of([*START, 1, 2], 5)[3:]
-            return model
-
-        model = asyncio.run(run())
+    async def test_a_generator_runs_what_an_open_one_has_not_run(self) -> None:
+        model = paper()
+        first = await answered(model, [*START, 1, 2])
+        second = await answered(model, [*START, 3, 4, 5])
+        assert (first.reused_tokens, second.reused_tokens) == (0, 20)
+        # The first generator continues undisturbed.
+        assert await take(first, 2) == run_of([*START, 1, 2], 5)[3:]
+        model = model
         assert prefills(model) == [[(22, 0)], [(3, 20)]]
         assert model.copies.used == 0, "nothing is kept while both are open"
 
-    def test_a_chat_that_is_sent_as_a_whole_each_turn_runs_what_is_new(self) -> None:
-        async def run() -> PaperModel:
-            model, chat = paper(), list(START)
-            for turn in range(4):
-                chat += [turn, turn + 50]
-                async with await answered(model, chat) as generator:
-                    chat = generator.get_sequence()
-            return model
+    async def test_a_chat_that_is_sent_as_a_whole_each_turn_runs_what_is_new(self) -> None:
+        model, chat = paper(), list(START)
+        for turn in range(4):
+            chat += [turn, turn + 50]
+            async with await answered(model, chat) as generator:
+                chat = generator.get_sequence()
+        assert prefills(model) == [[(22, 0)], [(3, 24)], [(3, 29)], [(3, 34)]]
 
-        # The last token of an answer was picked and not run.
-        assert prefills(asyncio.run(run())) == [[(22, 0)], [(3, 24)], [(3, 29)], [(3, 34)]]
-
-    def test_one_token_is_run_of_a_prompt_that_is_known_as_a_whole(self) -> None:
-        async def run() -> PaperModel:
-            model = paper()
-            for _ in range(2):
-                await (await answered(model, START)).aclose()
-            return model
-
-        assert prefills(asyncio.run(run())) == [[(20, 0)], [(1, 19)]]
-
-    def test_the_longest_start_is_taken(self) -> None:
-        async def run() -> PaperModel:
-            model = paper()
+    async def test_one_token_is_run_of_a_prompt_that_is_known_as_a_whole(self) -> None:
+        model = paper()
+        for _ in range(2):
             await (await answered(model, START)).aclose()
-            open_ = await answered(model, [*START, *range(40, 48)])
-            await answered(model, [*START, *range(40, 48), 1, 2])
-            await open_.aclose()
-            return model
+        assert prefills(model) == [[(20, 0)], [(1, 19)]]
 
-        assert prefills(asyncio.run(run()))[2] == [(2, 28)]
+    async def test_the_longest_start_is_taken(self) -> None:
+        model = paper()
+        await (await answered(model, START)).aclose()
+        open_ = await answered(model, [*START, *range(40, 48)])
+        await answered(model, [*START, *range(40, 48), 1, 2])
+        await open_.aclose()
+        assert prefills(model)[2] == [(2, 28)]
 
-    def test_prompts_that_have_little_in_common_are_run_as_a_whole(self) -> None:
-        async def run() -> PaperModel:
-            model = paper()
-            open_ = [await answered(model, START)]
-            open_.append(await answered(model, [*START[:15], *START]))
-            return model
-
-        model = asyncio.run(run())
+    async def test_prompts_that_have_little_in_common_are_run_as_a_whole(self) -> None:
+        model = paper()
+        open_ = [await answered(model, START)]
+        open_.append(await answered(model, [*START[:15], *START]))
+        model = model
         assert prefills(model) == [[(20, 0)], [(35, 0)]]
         assert (model.prefixes.stats().hits, model.prefixes.stats().misses) == (0, 2)
 
@@ -119,46 +103,34 @@ class TestWhatIsRun:
         assert [generator.get_sequence(row) for row in range(3)] == [[*ids, *run_of(ids, 3)] for ids in prompts]
         assert prefills(model) == [[(21, 0)], [(1, 20)], [(1, 20)]]
 
-    def test_a_sequence_that_was_rewound_and_goes_on_elsewhere_takes_over_too(self) -> None:
-        async def run() -> PaperModel:
-            model = paper()
-            await (await answered(model, START)).aclose()
-            generator = await answered(model, [1, 2, 3])
-            generator.rewind_to(0)
-            generator.append_tokens([*START, 9])
-            assert await take(generator, 3) == run_of([*START, 9], 3)
-            return model
+    async def test_a_sequence_that_was_rewound_and_goes_on_elsewhere_takes_over_too(self) -> None:
+        model = paper()
+        await (await answered(model, START)).aclose()
+        generator = await answered(model, [1, 2, 3])
+        generator.rewind_to(0)
+        generator.append_tokens([*START, 9])
+        assert await take(generator, 3) == run_of([*START, 9], 3)
+        assert prefills(model)[1] == [(3, 0), (1, 20)]
 
-        assert prefills(asyncio.run(run()))[1] == [(3, 0), (1, 20)]
+    async def test_a_token_that_was_picked_and_not_run_is_not_taken_over(self) -> None:
+        model = paper()
+        first = await answered(model, START)
+        second = await answered(model, [*first.get_sequence(), 1])
+        assert second.reused_tokens == first.token_count() - 1
 
-    def test_a_token_that_was_picked_and_not_run_is_not_taken_over(self) -> None:
-        async def run() -> None:
-            model = paper()
-            first = await answered(model, START)
-            second = await answered(model, [*first.get_sequence(), 1])
-            assert second.reused_tokens == first.token_count() - 1
+    async def test_what_a_closed_generator_had_is_not_taken_from_it(self) -> None:
+        model = paper(limit=5)
+        first = await answered(model, START)
+        await first.aclose()
+        await answered(model, START)
+        assert prefills(model) == [[(20, 0)], [(20, 0)]]
 
-        asyncio.run(run())
-
-    def test_what_a_closed_generator_had_is_not_taken_from_it(self) -> None:
-        async def run() -> PaperModel:
-            model = paper(limit=5)
-            first = await answered(model, START)
-            await first.aclose()
-            await answered(model, START)
-            return model
-
-        assert prefills(asyncio.run(run())) == [[(20, 0)], [(20, 0)]]
-
-    def test_rows_that_an_open_generator_gave_up_are_not_taken(self) -> None:
-        async def run() -> PaperModel:
-            model = paper()
-            first = await answered(model, START)
-            first.rewind_to(3)
-            await answered(model, [*START, 1])
-            return model
-
-        assert prefills(asyncio.run(run()))[1] == [(21, 0)]
+    async def test_rows_that_an_open_generator_gave_up_are_not_taken(self) -> None:
+        model = paper()
+        first = await answered(model, START)
+        first.rewind_to(3)
+        await answered(model, [*START, 1])
+        assert prefills(model)[1] == [(21, 0)]
 
     def test_a_sequence_that_changes_while_the_copy_is_waited_for_goes_on_as_it_was_changed(self) -> None:
         async def run(turns: int) -> bool:
@@ -180,70 +152,55 @@ class TestWhatIsRun:
         turns = itertools.takewhile(lambda turns: not asyncio.run(run(turns)), itertools.count(1))
         assert list(turns), "it was changed on the way"
 
-    def test_what_depends_on_more_than_tokens_is_not_shared(self) -> None:
-        async def run() -> PaperModel:
-            model = paper()
-            await (await answered(model, START)).aclose()
-            other = generator_of(model)
-            other._loop.adapted = "an adapter"
-            other.append_tokens([*START, 1])
-            await take(other, 1)
-            return model
+    async def test_what_depends_on_more_than_tokens_is_not_shared(self) -> None:
+        model = paper()
+        await (await answered(model, START)).aclose()
+        other = generator_of(model)
+        other._loop.adapted = "an adapter"
+        other.append_tokens([*START, 1])
+        await take(other, 1)
+        assert prefills(model)[1] == [(21, 0)]
 
-        assert prefills(asyncio.run(run()))[1] == [(21, 0)]
-
-    def test_nothing_is_shared_unless_it_was_asked_for(self) -> None:
-        async def run() -> PaperModel:
-            model = PaperModel()
-            await (await answered(model, START)).aclose()
-            open_ = [await answered(model, START) for _ in range(2)]
-            assert [each.reused_tokens for each in open_] == [0, 0]
-            return model
-
-        model = asyncio.run(run())
+    async def test_nothing_is_shared_unless_it_was_asked_for(self) -> None:
+        model = PaperModel()
+        await (await answered(model, START)).aclose()
+        open_ = [await answered(model, START) for _ in range(2)]
+        assert [each.reused_tokens for each in open_] == [0, 0]
+        model = model
         assert prefills(model) == [[(20, 0)]] * 3
         stats = model.prefixes.stats()
         assert (stats.hits, stats.misses, stats.kept, model.copies.used) == (0, 0, 0, 0)
 
 
 class TestWhatIsKept:
-    def test_the_sequences_that_were_not_used_for_the_longest_time_make_room(self) -> None:
-        async def run() -> None:
-            model = paper(limit=70)
-            prompts = [[first, *START] for first in range(4)]
-            for prompt in prompts[:3]:
-                await (await answered(model, prompt, 3)).aclose()
-            # Each kept 21 and 2 positions.
-            assert (model.prefixes.stats().kept, model.prefixes.stats().bytes, model.copies.used) == (3, 69, 69)
-            open_ = await answered(model, [*prompts[0], 1])
-            await (await answered(model, prompts[3], 3)).aclose()
-            assert model.prefixes.stats().evicted == 1
-            assert model.copies.used == 69
-            others = [await answered(model, [*prompt, 1]) for prompt in prompts]
-            assert [other.reused_tokens for other in others] == [21, 0, 21, 21]
-            assert open_.reused_tokens == 21
+    async def test_the_sequences_that_were_not_used_for_the_longest_time_make_room(self) -> None:
+        model = paper(limit=70)
+        prompts = [[first, *START] for first in range(4)]
+        for prompt in prompts[:3]:
+            await (await answered(model, prompt, 3)).aclose()
+        # Each kept 21 and 2 positions.
+        assert (model.prefixes.stats().kept, model.prefixes.stats().bytes, model.copies.used) == (3, 69, 69)
+        open_ = await answered(model, [*prompts[0], 1])
+        await (await answered(model, prompts[3], 3)).aclose()
+        assert model.prefixes.stats().evicted == 1
+        assert model.copies.used == 69
+        others = [await answered(model, [*prompt, 1]) for prompt in prompts]
+        assert [other.reused_tokens for other in others] == [21, 0, 21, 21]
+        assert open_.reused_tokens == 21
 
-        asyncio.run(run())
+    async def test_a_longer_sequence_takes_the_place_of_its_start_and_a_shorter_one_is_not_kept_beside_it(self) -> None:
+        model = paper()
+        for prompt in (START, [*START, *run_of(START, 3), 1, 2], START):
+            await (await answered(model, prompt, 3)).aclose()
+        stats = model.prefixes.stats()
+        assert (stats.kept, stats.bytes, stats.evicted) == (1, 27, 0)
+        assert model.copies.used == 27
 
-    def test_a_longer_sequence_takes_the_place_of_its_start_and_a_shorter_one_is_not_kept_beside_it(self) -> None:
-        async def run() -> None:
-            model = paper()
-            for prompt in (START, [*START, *run_of(START, 3), 1, 2], START):
-                await (await answered(model, prompt, 3)).aclose()
-            stats = model.prefixes.stats()
-            assert (stats.kept, stats.bytes, stats.evicted) == (1, 27, 0)
-            assert model.copies.used == 27
-
-        asyncio.run(run())
-
-    def test_a_sequence_that_is_larger_than_the_limit_is_not_kept_and_nothing_is_freed_for_it(self) -> None:
-        async def run() -> None:
-            model = paper(limit=30)
-            await (await answered(model, START)).aclose()
-            await (await answered(model, [1, *START, *START])).aclose()
-            assert (model.prefixes.stats().kept, model.prefixes.stats().evicted) == (1, 0)
-
-        asyncio.run(run())
+    async def test_a_sequence_that_is_larger_than_the_limit_is_not_kept_and_nothing_is_freed_for_it(self) -> None:
+        model = paper(limit=30)
+        await (await answered(model, START)).aclose()
+        await (await answered(model, [1, *START, *START])).aclose()
+        assert (model.prefixes.stats().kept, model.prefixes.stats().evicted) == (1, 0)
 
     def test_where_there_is_no_memory_older_copies_make_room_and_then_none_is_kept(self) -> None:
         async def run() -> None:
@@ -281,20 +238,17 @@ class TestWhatIsKept:
         turns = itertools.takewhile(lambda turns: not asyncio.run(run(turns)), itertools.count())
         assert len(list(turns)) > 2
 
-    def test_several_sequences_of_a_prompt_keep_the_first(self) -> None:
-        async def run() -> None:
-            model = paper()
-            generator = generator_of(model, do_sample=True, num_return_sequences=3)
-            generator.append_tokens(START)
-            await take(generator, 1)
-            # Each row picks another token.
-            await generator.set_logits_async(array("f", [float(i % VOCAB == i // VOCAB) for i in range(3 * VOCAB)]))
-            await take(generator, 2)
-            assert len({tuple(generator.get_sequence(row)) for row in range(3)}) == 3
-            await generator.aclose()
-            assert model.prefixes.stats().kept == 1
-
-        asyncio.run(run())
+    async def test_several_sequences_of_a_prompt_keep_the_first(self) -> None:
+        model = paper()
+        generator = generator_of(model, do_sample=True, num_return_sequences=3)
+        generator.append_tokens(START)
+        await take(generator, 1)
+        # Each row picks another token.
+        await generator.set_logits_async(array("f", [float(i % VOCAB == i // VOCAB) for i in range(3 * VOCAB)]))
+        await take(generator, 2)
+        assert len({tuple(generator.get_sequence(row)) for row in range(3)}) == 3
+        await generator.aclose()
+        assert model.prefixes.stats().kept == 1
 
 
 def prompt_of(seed: int, length: int) -> list[int]:
@@ -418,40 +372,31 @@ class TestContents:
         return generator
 
     @pytest.mark.parametrize("closed", [False, True], ids=["open", "closed"])
-    def test_two_pictures_never_share_rows_and_one_shares_its_own(self, closed: bool) -> None:
-        async def run() -> tuple[int, int, int]:
-            model = paper()
-            first = await self.described(model, "a cat")
-            if closed:
-                await first.aclose()
-            other, same = await self.described(model, "a dog"), await self.described(model, "a cat")
-            return first.reused_tokens, other.reused_tokens, same.reused_tokens
+    async def test_two_pictures_never_share_rows_and_one_shares_its_own(self, closed: bool) -> None:
+        model = paper()
+        first = await self.described(model, "a cat")
+        if closed:
+            await first.aclose()
+        other, same = await self.described(model, "a dog"), await self.described(model, "a cat")
+        assert (first.reused_tokens, other.reused_tokens, same.reused_tokens) == (0, 20, 49)
 
-        assert asyncio.run(run()) == (0, 20, 49)
+    async def test_a_picture_that_is_not_there_as_a_whole_is_run_again(self) -> None:
+        model = paper()
+        first = await self.described(model, "a cat")
+        shorter = await self.described(model, "a cat", self.PROMPT[:27])
+        plain = generator_of(model)
+        plain.append_tokens(self.PROMPT)
+        await take(plain, 1)
+        assert (first.reused_tokens, shorter.reused_tokens, plain.reused_tokens) == (0, 20, 20)
 
-    def test_a_picture_that_is_not_there_as_a_whole_is_run_again(self) -> None:
-        async def run() -> tuple[int, int, int]:
-            model = paper()
-            first = await self.described(model, "a cat")
-            shorter = await self.described(model, "a cat", self.PROMPT[:27])
-            plain = generator_of(model)
-            plain.append_tokens(self.PROMPT)
-            await take(plain, 1)
-            return first.reused_tokens, shorter.reused_tokens, plain.reused_tokens
-
-        assert asyncio.run(run()) == (0, 20, 20)
-
-    def test_a_picture_goes_with_its_tokens(self) -> None:
-        async def run() -> list[int]:
-            model = paper()
-            first = await self.described(model, "a cat")
-            found = []
-            for length in (40, 25):
-                first.rewind_to(length)
-                found.append(len(first._loop.rows[0].contents))
-            return found
-
-        assert asyncio.run(run()) == [1, 0]
+    async def test_a_picture_goes_with_its_tokens(self) -> None:
+        model = paper()
+        first = await self.described(model, "a cat")
+        found = []
+        for length in (40, 25):
+            first.rewind_to(length)
+            found.append(len(first._loop.rows[0].contents))
+        assert found == [1, 0]
 
 
 def oom() -> Exception:

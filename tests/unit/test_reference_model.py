@@ -205,14 +205,13 @@ def test_two_sequences_do_not_disturb_each_other() -> None:
     assert picked[1] == oracle.greedy(LLAMA, [300, 301], 10)
 
 
-def test_the_decoder_picks_the_oracles_ids() -> None:
-    async def run() -> list[int]:
-        decoder = await ReferenceModel(LLAMA).decoder(64)
-        decoder.set_search(GREEDY)
-        await decoder.prefill(PROMPT, 0)
-        return [(await decoder.submit(1, sample_first=step == 0)).ids[0] for step in range(20)]
-
-    assert asyncio.run(run()) == oracle.greedy(LLAMA, PROMPT, 20)
+async def test_the_decoder_picks_the_oracles_ids() -> None:
+    decoder = await ReferenceModel(LLAMA).decoder(64)
+    decoder.set_search(GREEDY)
+    await decoder.prefill(PROMPT, 0)
+    assert [(await decoder.submit(1, sample_first=step == 0)).ids[0] for step in range(20)] == oracle.greedy(
+        LLAMA, PROMPT, 20
+    )
 
 
 def test_a_prompt_that_does_not_fit_is_refused() -> None:

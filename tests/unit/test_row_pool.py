@@ -214,20 +214,17 @@ class TestOnPaper:
         assert taken(first, 5) == run_of([5, 6], 50)[count - 2 : count + 3]
         assert taken(second, 3) == run_of([7], 4)[1:]
 
-    def test_tasks_that_wait_at_the_same_time_take_turns(self) -> None:
-        async def run() -> None:
-            model = Watched()
-            pool = pool_of(model)
-            sequences = [begun(pool, [number]) for number in range(3)]
-            members = [sequence._member for sequence in sequences]
-            for _ in range(10):
-                await asyncio.gather(*(pool.bring(member) for member in members))
-                for sequence in sequences:
-                    sequence.generate_next_token()
-            for number, sequence in enumerate(sequences):
-                assert sequence.get_sequence() == [number, *run_of([number], 10)]
-
-        asyncio.run(run())
+    async def test_tasks_that_wait_at_the_same_time_take_turns(self) -> None:
+        model = Watched()
+        pool = pool_of(model)
+        sequences = [begun(pool, [number]) for number in range(3)]
+        members = [sequence._member for sequence in sequences]
+        for _ in range(10):
+            await asyncio.gather(*(pool.bring(member) for member in members))
+            for sequence in sequences:
+                sequence.generate_next_token()
+        for number, sequence in enumerate(sequences):
+            assert sequence.get_sequence() == [number, *run_of([number], 10)]
 
     def test_a_sequence_that_changes_while_its_prompt_is_run_goes_on_as_it_was_changed(self) -> None:
         async def run(turns: int) -> bool:

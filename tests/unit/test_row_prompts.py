@@ -155,50 +155,44 @@ def test_rows_that_begin_alike_share_what_is_left() -> None:
     assert [generator.get_sequence(row) for row in range(4)] == [[*ids, *run_of(ids, 2)] for ids in prompts]
 
 
-def test_a_cancelled_wait_loses_no_row() -> None:
+async def test_a_cancelled_wait_loses_no_row() -> None:
     model, prompts = PackingModel(), [[5, 6, 7], [8, 9, 10]]
     generator = generator_of(model, batch_size=2)
     generator.append_tokens([[1], [2]])
 
-    async def run() -> None:
-        await take(generator, 2)
-        [made] = model.made
-        made.gate = asyncio.Event()
-        generator.rewind_to(0)
-        generator.append_tokens(prompts)
-        waiting = asyncio.ensure_future(take(generator, 2))
-        await asyncio.sleep(0.01)
-        assert len(made.together) == 2
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        made.gate.set()
-        await take(generator, 3)
-
-    asyncio.run(run())
+    await take(generator, 2)
+    [made] = model.made
+    made.gate = asyncio.Event()
+    generator.rewind_to(0)
+    generator.append_tokens(prompts)
+    waiting = asyncio.ensure_future(take(generator, 2))
+    await asyncio.sleep(0.01)
+    assert len(made.together) == 2
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    made.gate.set()
+    await take(generator, 3)
     assert model.together == [(0, 1)] * 3
     assert [generator.get_sequence(row) for row in range(2)] == [[*ids, *run_of(ids, 3)] for ids in prompts]
 
 
-def test_rows_that_change_meanwhile_are_run_as_they_are_then() -> None:
+async def test_rows_that_change_meanwhile_are_run_as_they_are_then() -> None:
     model, prompts = PackingModel(), [[20, 21, 22], [30, 31, 32]]
     generator = generator_of(model, batch_size=2)
     generator.append_tokens([[1], [2]])
 
-    async def run() -> None:
-        await take(generator, 1)
-        [made] = model.made
-        made.gate = asyncio.Event()
-        generator.rewind_to(0)
-        generator.append_tokens([[5, 6], [7, 8]])
-        waiting = asyncio.ensure_future(take(generator, 2))
-        await asyncio.sleep(0.01)
-        generator.rewind_to(0)
-        generator.append_tokens(prompts)
-        made.gate.set()
-        await waiting
-
-    asyncio.run(run())
+    await take(generator, 1)
+    [made] = model.made
+    made.gate = asyncio.Event()
+    generator.rewind_to(0)
+    generator.append_tokens([[5, 6], [7, 8]])
+    waiting = asyncio.ensure_future(take(generator, 2))
+    await asyncio.sleep(0.01)
+    generator.rewind_to(0)
+    generator.append_tokens(prompts)
+    made.gate.set()
+    await waiting
     assert [generator.get_sequence(row) for row in range(2)] == [[*ids, *run_of(ids, 2)] for ids in prompts]
 
 
@@ -236,33 +230,30 @@ class TestPools:
         assert model.made[1].together[1:] == [(2, 3)], "the others take a step"
         assert sequences[0].get_sequence() == [*kept, *run_of(kept, 2)]
 
-    def test_one_that_changes_meanwhile_stays_out_and_the_other_goes_on(self) -> None:
+    async def test_one_that_changes_meanwhile_stays_out_and_the_other_goes_on(self) -> None:
         model = PackingModel()
         pool = self.pool(model)
         first, second = pool.join(), pool.join()
 
-        async def run() -> None:
-            first.append_tokens([5])
-            second.append_tokens([6])
-            for sequence in (first, second):
-                await pool.bring(sequence._member)
-                sequence.generate_next_token()
-            [made] = model.made
-            made.gate = asyncio.Event()
-            first.append_tokens([20, 21])
-            second.append_tokens([30, 31])
-            asking = asyncio.ensure_future(pool.bring(second._member))
-            await asyncio.sleep(0.01)
-            assert len(made.together) == 2
-            first.rewind_to(0)
-            first.append_tokens([40, 41])
-            made.gate.set()
-            await asking
-            await pool.bring(first._member)
-            for sequence in (first, second):
-                sequence.generate_next_token()
-
-        asyncio.run(run())
+        first.append_tokens([5])
+        second.append_tokens([6])
+        for sequence in (first, second):
+            await pool.bring(sequence._member)
+            sequence.generate_next_token()
+        [made] = model.made
+        made.gate = asyncio.Event()
+        first.append_tokens([20, 21])
+        second.append_tokens([30, 31])
+        asking = asyncio.ensure_future(pool.bring(second._member))
+        await asyncio.sleep(0.01)
+        assert len(made.together) == 2
+        first.rewind_to(0)
+        first.append_tokens([40, 41])
+        made.gate.set()
+        await asking
+        await pool.bring(first._member)
+        for sequence in (first, second):
+            sequence.generate_next_token()
         assert first.get_sequence() == [40, 41, *run_of([40, 41], 1)]
         given = [6, *run_of([6], 1), 30, 31]
         assert second.get_sequence() == [*given, *run_of(given, 1)]

@@ -256,23 +256,20 @@ class TestSeveralRows:
         assert generator.get_sequence(1) == [8, 9, 10, *run_of([8, 9, 10], there + 1)]
 
     @pytest.mark.parametrize("waits", [0, 1])
-    def test_lose_no_token_to_a_cancelled_wait(self, waits: int) -> None:
+    async def test_lose_no_token_to_a_cancelled_wait(self, waits: int) -> None:
         generator, paper = made(run_ahead=3, batch_size=2)
         generator.append_tokens([[5, 6, 7], [8, 9, 10]])
 
-        async def run() -> None:
-            await take(generator, 2)
-            gate = asyncio.Event()
-            paper.decoders[waits].gate = gate
-            waiting = asyncio.ensure_future(take(generator, 40))
-            await asyncio.sleep(0.01)
-            waiting.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await waiting
-            gate.set()
-            await take(generator, 5)
-
-        asyncio.run(run())
+        await take(generator, 2)
+        gate = asyncio.Event()
+        paper.decoders[waits].gate = gate
+        waiting = asyncio.ensure_future(take(generator, 40))
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        gate.set()
+        await take(generator, 5)
         picked = generator.token_count() - 3
         assert generator.get_sequence(0) == [5, 6, 7, *run_of([5, 6, 7], picked)]
         assert generator.get_sequence(1) == [8, 9, 10, *run_of([8, 9, 10], picked)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -216,20 +215,17 @@ def test_logits_that_are_no_numbers_give_no_scores(model: Model, monkeypatch: py
         assert one.get_sequence() == CONTEXT
 
 
-def test_a_sequence_that_changes_meanwhile_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_sequence_that_changes_meanwhile_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = PaperDecoder.score
 
-    async def main() -> list[int]:
-        one, _ = made()
+    one, _ = made()
 
-        async def changed(self: Any, ids: list[int], past: int) -> Any:
-            one.rewind_to(2)
-            return await plain(self, ids, past)
+    async def changed(self: Any, ids: list[int], past: int) -> Any:
+        one.rewind_to(2)
+        return await plain(self, ids, past)
 
-        monkeypatch.setattr(PaperDecoder, "score", changed)
-        one.append_tokens([1, 2, 3])
-        with pytest.raises(OptionError, match="was changed meanwhile"):
-            await one.score_async([4])
-        return one.get_sequence()
-
-    assert asyncio.run(main()) == [1, 2]
+    monkeypatch.setattr(PaperDecoder, "score", changed)
+    one.append_tokens([1, 2, 3])
+    with pytest.raises(OptionError, match="was changed meanwhile"):
+        await one.score_async([4])
+    assert one.get_sequence() == [1, 2]

@@ -114,69 +114,56 @@ def test_a_content_found_out_later_names_the_same_buffers(
     assert owner.handles == {}
 
 
-def test_who_comes_during_a_load_waits_for_it(shared: SharedWeights, owner: PaperEngine, loads: Loads) -> None:
-    async def both() -> tuple[Lease, Lease]:
-        loads.gate = asyncio.Event()
-        first = asyncio.ensure_future(shared.acquire("c", SPANS, "model", loads))
-        second = asyncio.ensure_future(shared.acquire("c", SPANS[:1], "model", loads))
-        await asyncio.sleep(0.01)
-        assert not second.done()
-        loads.gate.set()
-        return await first, await second
-
-    first, second = asyncio.run(both())
+async def test_who_comes_during_a_load_waits_for_it(shared: SharedWeights, owner: PaperEngine, loads: Loads) -> None:
+    loads.gate = asyncio.Event()
+    first = asyncio.ensure_future(shared.acquire("c", SPANS, "model", loads))
+    second = asyncio.ensure_future(shared.acquire("c", SPANS[:1], "model", loads))
+    await asyncio.sleep(0.01)
+    assert not second.done()
+    loads.gate.set()
+    assert (await second).buffers == (await first).buffers[:1]
     assert loads.names == [["a", "b", "c"]]
-    assert second.buffers == first.buffers[:1]
 
 
-def test_a_load_that_fails_leaves_nothing_and_who_waited_loads_for_itself(
+async def test_a_load_that_fails_leaves_nothing_and_who_waited_loads_for_itself(
     shared: SharedWeights, owner: PaperEngine, loads: Loads
 ) -> None:
-    async def both() -> Lease:
-        loads.gate = asyncio.Event()
-        loads.failure = OSError("gone")
-        first = asyncio.ensure_future(shared.acquire("c", SPANS, "model", loads))
-        second = asyncio.ensure_future(shared.acquire("c", SPANS, "model", loads))
-        await asyncio.sleep(0.01)
-        loads.gate.set()
-        with pytest.raises(OSError, match="gone"):
-            await first
-        return await second
-
-    lease = asyncio.run(both())
+    loads.gate = asyncio.Event()
+    loads.failure = OSError("gone")
+    first = asyncio.ensure_future(shared.acquire("c", SPANS, "model", loads))
+    second = asyncio.ensure_future(shared.acquire("c", SPANS, "model", loads))
+    await asyncio.sleep(0.01)
+    loads.gate.set()
+    with pytest.raises(OSError, match="gone"):
+        await first
+    lease = await second
     assert loads.names == [["a", "b", "c"]] * 2
     assert len(owner.handles) == 3
     lease.release()
     assert owner.handles == {}
 
 
-def test_without_memory_nothing_is_left_and_who_waited_asks_for_it_again(
+async def test_without_memory_nothing_is_left_and_who_waited_asks_for_it_again(
     shared: SharedWeights, owner: PaperEngine, loads: Loads
 ) -> None:
-    async def both() -> Lease:
-        owner.room = 0
-        first = asyncio.ensure_future(shared.acquire("c", SPANS, "model", loads))
-        await asyncio.sleep(0)
-        second = asyncio.ensure_future(shared.acquire("c", SPANS[:1], "model", loads))
-        with pytest.raises(OutOfMemoryError, match="no room"):
-            await first
-        owner.room = 1000
-        return await second
-
-    lease = asyncio.run(both())
+    owner.room = 0
+    first = asyncio.ensure_future(shared.acquire("c", SPANS, "model", loads))
+    await asyncio.sleep(0)
+    second = asyncio.ensure_future(shared.acquire("c", SPANS[:1], "model", loads))
+    with pytest.raises(OutOfMemoryError, match="no room"):
+        await first
+    owner.room = 1000
+    lease = await second
     assert loads.names == [["a"]]
     assert list(owner.handles) == [("buffer", buffer) for buffer in lease.buffers]
     lease.release()
     assert owner.handles == {}
 
 
-def test_who_comes_while_buffers_are_made_gets_the_same(
+async def test_who_comes_while_buffers_are_made_gets_the_same(
     shared: SharedWeights, owner: PaperEngine, loads: Loads
 ) -> None:
-    async def both() -> list[Lease]:
-        return await asyncio.gather(*(shared.acquire("c", SPANS, "model", loads) for _ in range(2)))
-
-    first, second = asyncio.run(both())
+    first, second = await asyncio.gather(*(shared.acquire("c", SPANS, "model", loads) for _ in range(2)))
     assert first.buffers == second.buffers
     assert len(owner.handles) == len(SPANS)
 

@@ -268,15 +268,12 @@ class TestRunningAhead:
 
     @pytest.mark.parametrize("length", [20, 23, 61, 62, 63, 64])
     @pytest.mark.parametrize("most", [1, 4, 15])
-    def test_tokens_are_the_models_up_to_max_length(self, length: int, most: int) -> None:
+    async def test_tokens_are_the_models_up_to_max_length(self, length: int, most: int) -> None:
         options = Speculation(2, most, always=True)
         generator, paper = paper_model.made(speculation=options, max_length=length, decoder={"in_flight": 3})
         generator.append_tokens(paper_model.PROMPT)
 
-        async def run() -> list[int]:
-            return [token async for token in generator]
-
-        assert asyncio.run(run()) == paper_model.run_of(paper_model.PROMPT, length - 3)
+        assert [token async for token in generator] == paper_model.run_of(paper_model.PROMPT, length - 3)
         assert generator.finish_reason == "length"
         assert paper.decoders[0].drafted
 
@@ -316,35 +313,29 @@ class TestRunningAhead:
             found.append((asyncio.run(run()), generator.finish_reason, generator.text()))
         assert found[0] == found[1] == (tokens[:9], "stop", text[:2])
 
-    def test_drafting_ends_where_drafts_are_refused(self) -> None:
+    async def test_drafting_ends_where_drafts_are_refused(self) -> None:
         generator, paper = paper_model.made(speculation=Speculation(2, 4), max_length=60, decoder={"right": 0})
         generator.append_tokens(paper_model.PROMPT)
 
-        async def run() -> list[int]:
-            return [token async for token in generator]
-
-        assert asyncio.run(run()) == paper_model.run_of(paper_model.PROMPT, 57)
+        assert [token async for token in generator] == paper_model.run_of(paper_model.PROMPT, 57)
         stats = generator.speculation
         assert stats is not None
         assert stats.switched_on
         assert stats.switched_off
         assert paper.decoders[0].drafted < stats.plain
 
-    def test_a_cancelled_wait_loses_no_token(self) -> None:
+    async def test_a_cancelled_wait_loses_no_token(self) -> None:
         generator, paper = paper_model.made(speculation=Speculation(2, 4, always=True), max_length=60)
         generator.append_tokens(paper_model.PROMPT)
 
-        async def run() -> list[int]:
-            found = await paper_model.take(generator, 4)
-            paper.decoders[0].gate = asyncio.Event()
-            waiting = asyncio.ensure_future(paper_model.take(generator, 50))
-            await asyncio.sleep(0)
-            waiting.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await waiting
-            paper.decoders[0].gate.set()
-            found = generator.get_sequence()[len(paper_model.PROMPT) :]
-            return found + await paper_model.take(generator, 12)
-
-        found = asyncio.run(run())
+        found = await paper_model.take(generator, 4)
+        paper.decoders[0].gate = asyncio.Event()
+        waiting = asyncio.ensure_future(paper_model.take(generator, 50))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        paper.decoders[0].gate.set()
+        found = generator.get_sequence()[len(paper_model.PROMPT) :]
+        found = found + await paper_model.take(generator, 12)
         assert found == paper_model.run_of(paper_model.PROMPT, len(found))

@@ -193,7 +193,7 @@ def test_a_long_file_is_resampled_in_parts_as_one() -> None:
     assert np.allclose(found[:479_000], processor.samples(first, "a", 100)[:479_000], atol=1e-5)
 
 
-def test_all_forms_of_a_sound_give_the_same_text(transcriber: capstan.Transcriber, tmp_path: Path) -> None:
+async def test_all_forms_of_a_sound_give_the_same_text(transcriber: capstan.Transcriber, tmp_path: Path) -> None:
     samples = [round(32767 * each) / 32768 for each in glide(2.0)]
     data = wave_file(glide(2.0))
     (tmp_path / "a.wav").write_bytes(data)
@@ -204,10 +204,7 @@ def test_all_forms_of_a_sound_give_the_same_text(transcriber: capstan.Transcribe
     assert found[0].duration == 2.0
     assert found[0].segments == ()
 
-    async def parts() -> list[capstan.Segment]:
-        return [each async for each in transcriber.run(data, language="de")]
-
-    streamed = asyncio.run(parts())
+    streamed = [each async for each in transcriber.run(data, language="de")]
     assert len(streamed) > 5
     assert "".join(each.text for each in streamed).strip() == found[0].text
     assert {(each.start, each.end) for each in streamed} == {(None, None)}

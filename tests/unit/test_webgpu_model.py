@@ -203,7 +203,7 @@ class Life:
         ([], "float32", CAPACITY, True),
     ],
 )
-def test_prompts_with_a_window_have_tapes_where_attention_of_ours_can_have_it(
+async def test_prompts_with_a_window_have_tapes_where_attention_of_ours_can_have_it(
     matrices: list[list[int]],
     dtype: str,
     window: int,
@@ -211,19 +211,16 @@ def test_prompts_with_a_window_have_tapes_where_attention_of_ours_can_have_it(
     graphs: Graphs,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def run() -> bool:
-        windowed = LeftOut(graphs.description.cache[0].past, window=window)
-        about = replace(graphs.description, left_out=(windowed,), cache_dtype=dtype)
-        life = Life(replace(graphs, description=about))
-        adapter = {**life.engine.adapter(), "subgroup_size": 32, "subgroup_matrices": matrices}
-        monkeypatch.setattr(life.engine, "adapter", lambda: adapter)
-        await life.load()
-        decoder = await life.decoder()
-        found = "prefill" in decoder.tape_passes
-        await life.close()
-        return found
-
-    assert asyncio.run(run()) == taped
+    windowed = LeftOut(graphs.description.cache[0].past, window=window)
+    about = replace(graphs.description, left_out=(windowed,), cache_dtype=dtype)
+    life = Life(replace(graphs, description=about))
+    adapter = {**life.engine.adapter(), "subgroup_size": 32, "subgroup_matrices": matrices}
+    monkeypatch.setattr(life.engine, "adapter", lambda: adapter)
+    await life.load()
+    decoder = await life.decoder()
+    found = "prefill" in decoder.tape_passes
+    await life.close()
+    assert found == taped
 
 
 WHERE = "config: webgpu.enableGraphCapture"
@@ -294,47 +291,41 @@ def at(number: int, action: Callable[[], object]) -> Callable[[int], None]:
     return on_call
 
 
-def test_a_decoder_that_was_given_back_unrecorded_is_recorded_for_whoever_needs_it(graphs: Graphs) -> None:
-    async def run() -> None:
-        life = Life(graphs)
-        model = await life.load()
-        first = await model.row_decoder(1, CAPACITY, unrecorded=True)
-        assert first.records_after == 1
-        await first.close()
-        again = await model.row_decoder(1, CAPACITY, unrecorded=True)
-        assert (again is first, again.capture) == (True, "off")
-        await again.close()
-        needed = await model.decoder(CAPACITY)
-        assert (needed is first, needed.capture, needed.records_after) == (True, "tape", None)
-        await life.close()
-        life.check("nothing went wrong")
-
-    asyncio.run(run())
+async def test_a_decoder_that_was_given_back_unrecorded_is_recorded_for_whoever_needs_it(graphs: Graphs) -> None:
+    life = Life(graphs)
+    model = await life.load()
+    first = await model.row_decoder(1, CAPACITY, unrecorded=True)
+    assert first.records_after == 1
+    await first.close()
+    again = await model.row_decoder(1, CAPACITY, unrecorded=True)
+    assert (again is first, again.capture) == (True, "off")
+    await again.close()
+    needed = await model.decoder(CAPACITY)
+    assert (needed is first, needed.capture, needed.records_after) == (True, "tape", None)
+    await life.close()
+    life.check("nothing went wrong")
 
 
 @pytest.mark.filterwarnings("ignore::capstan.FallbackWarning")
-def test_where_memory_is_too_short_for_a_late_recording_steps_stay_eager(
+async def test_where_memory_is_too_short_for_a_late_recording_steps_stay_eager(
     graphs: Graphs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def run() -> None:
-        life = Life(graphs)
-        model = await life.load()
-        decoder = await model.row_decoder(1, CAPACITY, unrecorded=True)
-        await decoder.row(0).prefill(PROMPT, 0)
+    life = Life(graphs)
+    model = await life.load()
+    decoder = await model.row_decoder(1, CAPACITY, unrecorded=True)
+    await decoder.row(0).prefill(PROMPT, 0)
 
-        async def fail(binding: int) -> dict[str, Any]:
-            raise OutOfMemoryError("no room for a second session")
+    async def fail(binding: int) -> dict[str, Any]:
+        raise OutOfMemoryError("no room for a second session")
 
-        monkeypatch.setattr(life.engine, "record", fail)
-        await decoder.record()
-        assert (decoder.capture, decoder.records_after) == ("off", None)
-        assert "no room for a second session" in str(decoder.capture_note)
-        assert list(fallback.fallbacks().values()) == [1]
-        await decoder.row(0).prefill(PROMPT, 0)
-        await life.close()
-        life.check("nothing went wrong")
-
-    asyncio.run(run())
+    monkeypatch.setattr(life.engine, "record", fail)
+    await decoder.record()
+    assert (decoder.capture, decoder.records_after) == ("off", None)
+    assert "no room for a second session" in str(decoder.capture_note)
+    assert list(fallback.fallbacks().values()) == [1]
+    await decoder.row(0).prefill(PROMPT, 0)
+    await life.close()
+    life.check("nothing went wrong")
 
 
 @pytest.mark.one_in(3)
@@ -440,30 +431,27 @@ def test_wherever_it_is_closed_everything_is_freed_once(every: int, graphs: Grap
     assert number > 100
 
 
-def test_a_first_sequence_without_memory_leaves_the_session_made_ahead_to_the_next(graphs: Graphs) -> None:
-    async def run() -> list[str]:
-        life = Life(graphs)
-        model = await life.load()
+async def test_a_first_sequence_without_memory_leaves_the_session_made_ahead_to_the_next(graphs: Graphs) -> None:
+    life = Life(graphs)
+    model = await life.load()
 
-        def fail() -> None:
-            raise OutOfMemoryError("the test says so")
+    def fail() -> None:
+        raise OutOfMemoryError("the test says so")
 
-        life.engine.on_call = at(life.engine.calls + 1, fail)
-        with pytest.raises(OutOfMemoryError):
-            await life.decoder()
-        first, _ = await asyncio.gather(life.decoder(), life.decoder())
-        owners = sorted(owner for (kind, _), owner in life.engine.handles.items() if kind == "session" and owner)
-        assert [first.owner] == owners[1:], "the second sequence has the first one's tape, and no session"
-        assert life.engine.live["tape"] == 2
-        await model.close()
-        life.check("closed")
-        return [owner.partition(" sequence ")[2] for owner in owners]
-
-    assert asyncio.run(run()) == ["", "1"]
+    life.engine.on_call = at(life.engine.calls + 1, fail)
+    with pytest.raises(OutOfMemoryError):
+        await life.decoder()
+    first, _ = await asyncio.gather(life.decoder(), life.decoder())
+    owners = sorted(owner for (kind, _), owner in life.engine.handles.items() if kind == "session" and owner)
+    assert [first.owner] == owners[1:], "the second sequence has the first one's tape, and no session"
+    assert life.engine.live["tape"] == 2
+    await model.close()
+    life.check("closed")
+    assert [owner.partition(" sequence ")[2] for owner in owners] == ["", "1"]
 
 
 @pytest.mark.parametrize(("lasting", "records"), [(True, 1), (False, 2)])
-def test_a_tape_that_was_made_where_memory_was_short_serves_its_own_sequence_only(
+async def test_a_tape_that_was_made_where_memory_was_short_serves_its_own_sequence_only(
     lasting: bool, records: int, graphs: Graphs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorded: list[DecodeStep] = []
@@ -472,36 +460,30 @@ def test_a_tape_that_was_made_where_memory_was_short_serves_its_own_sequence_onl
         recorded.append(replace(await recorded_step(recorder), lasting=lasting))
         return recorded[-1]
 
-    async def run() -> None:
-        monkeypatch.setattr(StepRecorder, "record", record)
-        life = Life(graphs)
-        await life.load()
-        first, second = [await life.decoder() for _ in range(2)]
-        assert (first.capture, second.capture) == ("tape", "tape")
-        await life.close()
-        life.check("closed")
-
-    asyncio.run(run())
+    monkeypatch.setattr(StepRecorder, "record", record)
+    life = Life(graphs)
+    await life.load()
+    first, second = [await life.decoder() for _ in range(2)]
+    assert (first.capture, second.capture) == ("tape", "tape")
+    await life.close()
+    life.check("closed")
     assert len(recorded) == records
 
 
 @pytest.mark.parametrize(("often", "made"), [(1, True), (CAPACITY, False)])
-def test_a_prompt_of_many_runs_has_their_tape_at_once(
+async def test_a_prompt_of_many_runs_has_their_tape_at_once(
     graphs: Graphs, monkeypatch: pytest.MonkeyPatch, often: int, made: bool
 ) -> None:
     monkeypatch.setattr(prefill_tapes, "OFTEN", often)
 
-    async def run() -> None:
-        life = Life(graphs)
-        decoder = await (await life.load()).row_decoder(1, CAPACITY, unrecorded=True)
+    life = Life(graphs)
+    decoder = await (await life.load()).row_decoder(1, CAPACITY, unrecorded=True)
+    await decoder.row(0).prefill(PROMPT, 0)
+    assert decoder.tape_passes["prefill"].startswith("no run") != made
+    for _ in range(2):
         await decoder.row(0).prefill(PROMPT, 0)
-        assert decoder.tape_passes["prefill"].startswith("no run") != made
-        for _ in range(2):
-            await decoder.row(0).prefill(PROMPT, 0)
-        assert not decoder.tape_passes["prefill"].startswith("no run")
-        await life.close()
-
-    asyncio.run(run())
+    assert not decoder.tape_passes["prefill"].startswith("no run")
+    await life.close()
 
 
 class GivenLife(Life):
@@ -590,46 +572,40 @@ def test_wherever_it_ends_given_buffers_are_let_go_and_serve_again(how: str, gra
     assert number > 40
 
 
-def test_rows_over_given_buffers_allocate_none_and_hold_them(graphs: Graphs) -> None:
-    async def run() -> None:
-        life = GivenLife(graphs)
-        pools = await life.begin()
-        assert life.model is not None
-        before = life.engine.live["buffer"]
-        rows = await life.model.row_decoder(2, CAPACITY, pools)
-        assert life.engine.live["buffer"] == before
-        assert sorted(life.held) == sorted(buffer.label for buffer in life.mine)
-        taped = [spans for spans in life.engine.scratch.values() if spans]
-        handles = {buffer.handle: buffer.size for buffer in life.mine if "scratch" in buffer.label}
-        assert len(taped) == 2, "a step of each row"
-        for spans in taped:
-            assert sorted(size for _, _, size in spans) == sorted(handles.values())
-            assert all(handles[handle] == size for handle, _, size in spans)
-        life.close_mine()
-        assert life.engine.live["buffer"] == before, "those closed early are held"
-        await rows.close()
-        await life.close()
-        life.check("closed")
-
-    asyncio.run(run())
+async def test_rows_over_given_buffers_allocate_none_and_hold_them(graphs: Graphs) -> None:
+    life = GivenLife(graphs)
+    pools = await life.begin()
+    assert life.model is not None
+    before = life.engine.live["buffer"]
+    rows = await life.model.row_decoder(2, CAPACITY, pools)
+    assert life.engine.live["buffer"] == before
+    assert sorted(life.held) == sorted(buffer.label for buffer in life.mine)
+    taped = [spans for spans in life.engine.scratch.values() if spans]
+    handles = {buffer.handle: buffer.size for buffer in life.mine if "scratch" in buffer.label}
+    assert len(taped) == 2, "a step of each row"
+    for spans in taped:
+        assert sorted(size for _, _, size in spans) == sorted(handles.values())
+        assert all(handles[handle] == size for handle, _, size in spans)
+    life.close_mine()
+    assert life.engine.live["buffer"] == before, "those closed early are held"
+    await rows.close()
+    await life.close()
+    life.check("closed")
 
 
-def test_without_memory_for_their_logits_tokens_are_scored_one_a_run(graphs: Graphs) -> None:
-    async def run() -> tuple[str, int]:
-        life = Life(graphs)
-        await life.load()
-        decoder = await life.decoder()
+async def test_without_memory_for_their_logits_tokens_are_scored_one_a_run(graphs: Graphs) -> None:
+    life = Life(graphs)
+    await life.load()
+    decoder = await life.decoder()
 
-        def fail() -> None:
-            raise OutOfMemoryError("no room for logits")
+    def fail() -> None:
+        raise OutOfMemoryError("no room for logits")
 
-        life.engine.on_call = at(life.engine.calls + 1, fail)
-        with pytest.warns(FallbackWarning, match="scores of several tokens in one run: no room for logits; each token"):
-            assert len(await decoder.score(PROMPT[:6], 0)) == 5
-        told, sessions = decoder.tape_passes["scores"], life.engine.live["session"]
-        await decoder.close()
-        await life.close()
-        life.check("closed")
-        return told, sessions
-
-    assert asyncio.run(run()) == ("a run for each token: no room for logits", 2)
+    life.engine.on_call = at(life.engine.calls + 1, fail)
+    with pytest.warns(FallbackWarning, match="scores of several tokens in one run: no room for logits; each token"):
+        assert len(await decoder.score(PROMPT[:6], 0)) == 5
+    told, sessions = decoder.tape_passes["scores"], life.engine.live["session"]
+    await decoder.close()
+    await life.close()
+    life.check("closed")
+    assert (told, sessions) == ("a run for each token: no room for logits", 2)

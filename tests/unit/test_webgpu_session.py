@@ -243,48 +243,40 @@ def test_a_model_that_cannot_be_captured_says_why() -> None:
         asyncio.run(record(engine))
 
 
-def test_after_a_failed_run_the_session_is_made_anew() -> None:
+async def test_after_a_failed_run_the_session_is_made_anew() -> None:
     def fails(memory: dict[int, bytearray]) -> None:
         raise ValidationError("no")
 
-    async def runs() -> list[int]:
-        engine = Engine([halves, adds_one], [])
-        given: Any = engine
-        session = await WebGpuSession.start(given, engine.open_session, GPU, "owner")
-        span = DeviceBuffer(Y, 16, GPU, free=lambda: None).span()
-        fetch = BoundSpan("y", span, "float32", (4,))
+    engine = Engine([halves, adds_one], [])
+    given: Any = engine
+    session = await WebGpuSession.start(given, engine.open_session, GPU, "owner")
+    span = DeviceBuffer(Y, 16, GPU, free=lambda: None).span()
+    fetch = BoundSpan("y", span, "float32", (4,))
+    await session.run([], [fetch])
+    engine.eager = [fails]
+    with pytest.raises(ValidationError):
         await session.run([], [fetch])
-        engine.eager = [fails]
-        with pytest.raises(ValidationError):
-            await session.run([], [fetch])
-        engine.eager = [halves]
+    engine.eager = [halves]
+    await session.run([], [fetch])
+    await session.run([], [fetch])
+    released = [made.released for made in engine.sessions]
+    await session.close()
+    await session.close()
+    with pytest.raises(ClosedError, match="this session was closed; make another one"):
         await session.run([], [fetch])
-        await session.run([], [fetch])
-        released = [made.released for made in engine.sessions]
-        await session.close()
-        await session.close()
-        with pytest.raises(ClosedError, match="this session was closed; make another one"):
-            await session.run([], [fetch])
-        return [*released, *(made.released for made in engine.sessions)]
-
-    assert asyncio.run(runs()) == [1, 0, 1, 1]
+    assert [*released, *(made.released for made in engine.sessions)] == [1, 0, 1, 1]
 
 
-def test_a_result_of_another_shape_is_refused_and_the_session_stays() -> None:
-    async def runs() -> int:
-        engine = Engine([halves, adds_one], [])
-        given: Any = engine
-        session = await WebGpuSession.start(given, engine.open_session, GPU, "owner")
-        span = DeviceBuffer(Y, 16, GPU, free=lambda: None).span()
-        for dims in ((2, 2), (3,)):
-            with pytest.raises(
-                BindingError, match=r"'y' is bound to memory of shape .*, the result has \[4\]; bind one"
-            ):
-                await session.run([], [BoundSpan("y", span, "float32", dims)])
-        await session.run([], [BoundSpan("y", span, "float32", (4,))])
-        return len(engine.sessions)
-
-    assert asyncio.run(runs()) == 1
+async def test_a_result_of_another_shape_is_refused_and_the_session_stays() -> None:
+    engine = Engine([halves, adds_one], [])
+    given: Any = engine
+    session = await WebGpuSession.start(given, engine.open_session, GPU, "owner")
+    span = DeviceBuffer(Y, 16, GPU, free=lambda: None).span()
+    for dims in ((2, 2), (3,)):
+        with pytest.raises(BindingError, match=r"'y' is bound to memory of shape .*, the result has \[4\]; bind one"):
+            await session.run([], [BoundSpan("y", span, "float32", dims)])
+    await session.run([], [BoundSpan("y", span, "float32", (4,))])
+    assert len(engine.sessions) == 1
 
 
 def test_outputs_that_one_buffer_cannot_hold_are_a_step_down(no_fallbacks: None) -> None:
