@@ -50,7 +50,7 @@ const answers = {
     for (let thread = 3; thread--;) run(bytes.length, words.length / 24, ...given, thread, 3);
     return base64(new Uint8Array(memory.buffer, 0, bytes.length));
   },
-  /** Three threads, in this order, in one: each runs all operations up to the next wait before another one does. */
+  /** One thread runs the work of three, in this order, up to each wait. */
   async turns({ turns, past, kept, order }) {
     const { program, words, ids, logits, row, vocab, scores, score_bytes } = engine.program;
     new Int32Array(engine.memory.buffer, ids).set(turns);

@@ -122,7 +122,7 @@ class Problem:
         given = {"x": self.x.astype(kind if product.behind else stream).tobytes()}
         if product.splits:
             partials = self.partials[..., :4].tobytes() + self.partials[..., 4:].tobytes()
-            given = {"partials": partials, "state": np.uint32([product.splits * POSITIONS]).tobytes()}
+            given = {"partials": partials, "state": np.array([product.splits * POSITIONS], np.uint32).tobytes()}
             given["attended"] = guarded(rows // 2 if half else rows)
         buffers = {
             **given,

@@ -25,7 +25,7 @@ enum Kind {
 enum Split {
   /** Each row is one thread's. */
   Rows,
-  /** The same, but the parts of a single row are shared as columns are. */
+  /** Rows, and columns if there is a single row. */
   RowsOrColumns,
   /** Neighbouring parts of all rows are one thread's. */
   Columns,
@@ -168,7 +168,7 @@ function attended(
 
 /**
  * Rotate heads of queries in place; write keys, rotated, and values to the cache. Heads get their norms first, if they have
- * any. Of a single token every thread writes all keys and values, the same bytes, so that it need not wait for others; `own`
+ * any. Every thread writes all keys and values of a single token, the same bytes, so that it need not wait for others; `own`
  * is a thread's room for one head.
  */
 function rotated(

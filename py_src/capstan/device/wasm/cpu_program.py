@@ -79,7 +79,7 @@ class Split(IntEnum):
     ROWS = 0
     """Each row is one thread's."""
     ROWS_OR_COLUMNS = 1
-    """The same, but the parts of a single row are shared as columns are."""
+    """Rows, and columns if there is a single row."""
     COLUMNS = 2
     """Neighbouring parts of all rows are one thread's."""
     PARTS = 3

@@ -15,7 +15,7 @@ from .cpu_program import FLOAT, GROUP, KEPT, ROWS, UNIT, WAITS, WORDS, Kind, Spl
 __all__ = ["with_waits"]
 
 CACHES = 1 << 40
-"""Where the caches are, for comparisons."""
+"""The place of the caches, for comparisons."""
 
 ALL = ("all",)
 """All threads have it, each another part that nobody knows."""
@@ -58,7 +58,7 @@ def with_waits(words: Sequence[int]) -> list[int]:
 
 
 def accesses(words: Sequence[int], single: bool) -> Iterator[Access]:
-    """What an operation reads and writes, for a run of one token or of several."""
+    """The places that an operation reads and writes, for a run of one token or of several."""
     kind, kept, x, y, width = words[:5]
     unit, split = words[UNIT], Split(words[UNIT + 1])
     rows = KEPT if kept else ROWS
