@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 from capstan import graph
-from capstan.graph import Beside, Narrow, Part, Turn, WeightEntry
+from capstan.graph import Beside, Narrow, Part, Turn, Unpack, WeightEntry
 from capstan.graph.onnx_pb2 import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 from capstan.graph.split_weights import SplitWeight, split_weights
 from capstan.graph.weight_inputs import DTYPES, made_of
-from capstan.graph.weight_ranges import NotInRangesError, columns_of, ranges_of, rows_of
+from capstan.graph.weight_ranges import NotInRangesError, columns_of, ranges_of, rows_of, step_of
 from capstan.graph.wiring import value_info
 from capstan.model_files.genai_config import parse_genai_config
 from capstan.model_files.gguf.header import GgmlType
@@ -365,6 +365,11 @@ def test_rows_of_several_parts_of_a_file() -> None:
         rows_of(joined, 100, 0, 32)
     with pytest.raises(NotInRangesError, match="its rows are not of one part of the file each"):
         rows_of(entry(UINT8, (64, 8), Part(0, 260), Part(512, 252)), 64, 0, 32)
+
+
+def test_ranges_hold_whole_heads_whose_halves_change_places() -> None:
+    how = Unpack(GgmlType.Q4_0, "values", 480, 32, 32, halves=40)
+    assert step_of([entry(FLOAT, (480, 32), Part(0, 480 * 18, how))]) == 160, "of 32 rows and of 40"
 
 
 def test_columns_of_matrices_beside_one_another() -> None:

@@ -45,7 +45,7 @@ GRAPHS = (
         "return lcm(RANGE_STEP, *(each.halves for each in parts if isinstance(each, Unpack) and each.halves))",
         "return RANGE_STEP",
         "a range ends within an attention head whose halves change places",
-        unit("split_weights::test_gguf_files_in_parts_give_the_same_logits"),
+        unit("split_weights::test_ranges_hold_whole_heads_whose_halves_change_places"),
     ),
     Mutation(
         "last_token.parts",
