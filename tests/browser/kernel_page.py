@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from playwright.sync_api import Browser, Page
 
-from capstan_host.testing.harness import watch
+from tests.browser.bundled_page import page_with
 
 __all__ = ["BOUND", "EPSILON", "KernelPage", "dispatch", "guarded", "packed", "results"]
 
@@ -40,17 +39,8 @@ class KernelPage:
     @contextmanager
     def opened(cls, browser: Browser, url: str, folder: Path) -> Iterator[KernelPage]:
         """The script is bundled into `folder`; an error in the page fails the test."""
-        script = folder / "page.js"
-        esbuild = ["node", str(ROOT / "node_modules/esbuild/bin/esbuild"), "--bundle", "--loader:.wgsl=text"]
-        source = str(Path(__file__).with_name("kernel_page.ts"))
-        subprocess.run([*esbuild, "--log-level=error", source, f"--outfile={script}"], check=True)
-        page = browser.new_page()
-        errors = watch(page, [])
-        page.goto(url + "blank.html")
-        page.add_script_tag(path=script)
-        yield cls(page)
-        page.close()
-        assert not errors, f"the page reported {errors}"
+        with page_with("kernel_page.ts", browser, url, folder) as page:
+            yield cls(page)
 
     def run(
         self,

@@ -2,6 +2,7 @@
 
 import { FusedPipelines, kernelCode, type FusedPipeline } from "../../web/src/worker/gpu/kernels";
 import type { KernelText } from "../../web/src/worker/gpu/wgsl";
+import { decode, encode } from "./encoding";
 import { pipelineOf, subgroupSize, withoutSubgroups } from "./subgroups";
 
 interface Dispatch {
@@ -48,16 +49,6 @@ async function open(): Promise<Opened> {
 async function adapterOffers(): Promise<{ half: boolean; lanes: number }> {
   const { half, lanes } = await (opened ??= open());
   return { half, lanes };
-}
-
-function decode(text: string): Uint8Array<ArrayBuffer> {
-  return Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
-}
-
-function encode(bytes: Uint8Array): string {
-  const parts: string[] = [];
-  for (let at = 0; at < bytes.length; at += 8192) parts.push(String.fromCharCode(...bytes.subarray(at, at + 8192)));
-  return btoa(parts.join(""));
 }
 
 /** Subgroup matrices for an adapter without them: each thread holds whole matrices, and computes all of a product. */

@@ -2,6 +2,7 @@
 
 import { WatchedDevice } from "../../web/src/worker/gpu/device";
 import { Staging } from "../../web/src/worker/gpu/staging";
+import { decode } from "./encoding";
 
 const STORAGE = GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_SRC | GPUBufferUsage.COPY_DST;
 const MAPPABLE = GPUBufferUsage.MAP_READ | GPUBufferUsage.COPY_DST;
@@ -106,7 +107,7 @@ interface Reading {
 async function readParts({ buffers, staging, parts, before: earlier = [], limit }: Reading): Promise<unknown[]> {
   return guarded(async (watched) => {
     const sources = buffers.map((text, i) => {
-      const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+      const bytes = decode(text);
       return made(watched, `buffer ${i}`, bytes, staging.includes(i) ? MAPPABLE : STORAGE);
     });
     const reader = new Staging(watched, limit);

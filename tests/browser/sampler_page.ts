@@ -3,6 +3,7 @@
 
 import { Sampler } from "../../web/src/worker/gpu/sampler";
 import type { SamplerProgram } from "../../web/src/worker/gpu/sampler_program";
+import { decode } from "./encoding";
 
 interface SamplerRun {
   rows: number;
@@ -75,7 +76,7 @@ async function runSampler(run: SamplerRun): Promise<SamplerResult[]> {
   const device = await (shared ??= openDevice());
   return guarded(device, async () => {
     const usage = GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_SRC | GPUBufferUsage.COPY_DST;
-    const bytes = Uint8Array.from(atob(run.logits), (letter) => letter.charCodeAt(0));
+    const bytes = decode(run.logits);
     const padded = new Uint8Array(Math.ceil(bytes.length / 4) * 4).fill(0xa5);
     padded.set(bytes);
     const logits = device.createBuffer({ size: padded.length, usage });

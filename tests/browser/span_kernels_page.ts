@@ -2,6 +2,7 @@
 
 import { WatchedDevice } from "../../web/src/worker/gpu/device";
 import { SpanOps, type SpanLimits, type SpanStep } from "../../web/src/worker/gpu/spans";
+import { decode, encode } from "./encoding";
 
 interface SpanRun {
   /** The initial contents of the buffers, base64; sizes are multiples of 4. */
@@ -83,16 +84,6 @@ async function read(watched: WatchedDevice, buffers: GPUBuffer[]): Promise<Uint8
   staging.destroy();
   offset = 0;
   return buffers.map(({ size }) => all.subarray(offset, (offset += size)));
-}
-
-function decode(text: string): Uint8Array<ArrayBuffer> {
-  return Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
-}
-
-function encode(bytes: Uint8Array): string {
-  const parts: string[] = [];
-  for (let at = 0; at < bytes.length; at += 8192) parts.push(String.fromCharCode(...bytes.subarray(at, at + 8192)));
-  return btoa(parts.join(""));
 }
 
 /** The step with buffers in the places where indices are: after the name, and where a second one comes. */

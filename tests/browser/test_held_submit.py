@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import random
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,24 +12,15 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from capstan_host.site_server import SiteServer
-from capstan_host.testing.harness import watch
+from tests.browser.bundled_page import page_with
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def page(browser: Browser, site: SiteServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    script = tmp_path_factory.mktemp("readback") / "page.js"
-    esbuild = ["node", str(ROOT / "node_modules/esbuild/bin/esbuild"), "--bundle", "--loader:.wgsl=text"]
-    source = str(Path(__file__).with_name("readback_page.ts"))
-    subprocess.run([*esbuild, "--log-level=error", source, f"--outfile={script}"], check=True)
-    opened = browser.new_page()
-    errors = watch(opened, [])
-    opened.goto(site.url + "blank.html")
-    opened.add_script_tag(path=script)
-    yield opened
-    opened.close()
-    assert not errors, f"the page reported {errors}"
+    with page_with("readback_page.ts", browser, site.url, tmp_path_factory.mktemp("readback")) as opened:
+        yield opened
 
 
 @pytest.mark.parametrize(

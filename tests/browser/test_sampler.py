@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import math
 import random
-import subprocess
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from capstan.stages import STACK, TimestampTokens, position_words
 from capstan.stages.sampling import NO_TOKEN, sample
 from capstan.stages.search import SearchOptions
 from capstan_host.site_server import SiteServer
-from capstan_host.testing.harness import watch
+from tests.browser.bundled_page import page_with
 
 ROOT = Path(__file__).parents[2]
 INF, NAN = math.inf, math.nan
@@ -146,17 +145,8 @@ class SamplerPage:
 
 @pytest.fixture(scope="module")
 def sampler(browser: Browser, site: SiteServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SamplerPage]:
-    script = tmp_path_factory.mktemp("sampler") / "page.js"
-    esbuild = ["node", str(ROOT / "node_modules/esbuild/bin/esbuild"), "--bundle", "--loader:.wgsl=text"]
-    source = str(Path(__file__).with_name("sampler_page.ts"))
-    subprocess.run([*esbuild, "--log-level=error", source, f"--outfile={script}"], check=True)
-    page = browser.new_page()
-    errors = watch(page, [])
-    page.goto(site.url + "blank.html")
-    page.add_script_tag(path=script)
-    yield SamplerPage(page)
-    page.close()
-    assert not errors, f"the page reported {errors}"
+    with page_with("sampler_page.ts", browser, site.url, tmp_path_factory.mktemp("sampler")) as page:
+        yield SamplerPage(page)
 
 
 def rows_of_many_kinds(vocab: int, count: int, seed: int) -> list[list[float]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import random
-import subprocess
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +15,7 @@ from playwright.sync_api import Browser, Page
 from capstan.device.casts import ELEMENT_BYTES
 from capstan.memory import StridedCopy
 from capstan_host.site_server import SiteServer
-from capstan_host.testing.harness import watch
+from tests.browser.bundled_page import page_with
 from tests.unit.test_host_memory import INPUTS, PAIRS, Heap, filled
 
 ROOT = Path(__file__).parents[2]
@@ -52,17 +51,8 @@ class SpanPage:
 
 @pytest.fixture(scope="module")
 def spans(browser: Browser, site: SiteServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SpanPage]:
-    script = tmp_path_factory.mktemp("spans") / "page.js"
-    esbuild = ["node", str(ROOT / "node_modules/esbuild/bin/esbuild"), "--bundle", "--loader:.wgsl=text"]
-    source = str(Path(__file__).with_name("span_kernels_page.ts"))
-    subprocess.run([*esbuild, "--log-level=error", source, f"--outfile={script}"], check=True)
-    page = browser.new_page()
-    errors = watch(page, [])
-    page.goto(site.url + "blank.html")
-    page.add_script_tag(path=script)
-    yield SpanPage(page)
-    page.close()
-    assert not errors, f"the page reported {errors}"
+    with page_with("span_kernels_page.ts", browser, site.url, tmp_path_factory.mktemp("spans")) as page:
+        yield SpanPage(page)
 
 
 def on_the_host(contents: Sequence[bytes], steps: Sequence[Step]) -> list[bytes]:

@@ -6,7 +6,6 @@ The judge is Rust's tokenizers, as in tests/unit/test_tokenizer_parts.py.
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 import tokenizers
 from playwright.sync_api import Browser, Page
 
+from tests.browser.bundled_page import bundled
 from tests.looped import looped
 from tests.tokenizer_parts import (
     ADDED,
@@ -44,12 +44,8 @@ CASES: dict[str, Part] = {
 
 @pytest.fixture(scope="module")
 def page(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    script = tmp_path_factory.mktemp("tokenizer") / "page.js"
-    esbuild = ["node", str(ROOT / "node_modules/esbuild/bin/esbuild"), "--bundle", "--log-level=error"]
-    source = str(Path(__file__).with_name("tokenizer_page.ts"))
-    subprocess.run([*esbuild, source, f"--outfile={script}"], check=True)
     opened = browser.new_page()
-    opened.add_script_tag(path=script)
+    opened.add_script_tag(path=bundled("tokenizer_page.ts", tmp_path_factory.mktemp("tokenizer")))
     yield opened
     opened.close()
 
