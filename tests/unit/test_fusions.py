@@ -141,6 +141,11 @@ def made_of(placement: Placement) -> Counter[str]:
     return found
 
 
+def made_with(small: Small, **buffers: bool) -> Counter[str]:
+    """The operations with all passes, which leave what the recorded step leaves."""
+    return made_of(check(small, small.sketch.record(**buffers), PASSES))
+
+
 def test_products_of_int8_are_those_of_what_was_brought_into_int8() -> None:
     """A step is the same as without accuracy_level 4, but notes that the recorded kernels round to int8."""
     made = []
@@ -276,8 +281,7 @@ class TestWhateverTheBuffers:
 
     def test_each_its_own(self) -> None:
         small = decoder()
-        placement = check(small, small.sketch.record(recycle=False), PASSES)
-        assert made_of(placement)["recorded"] == 1
+        assert made_with(small, recycle=False)["recorded"] == 1
 
     def test_the_order_of_the_passes_is_theirs(self) -> None:
         step = decoder(bias=True, gated=False).sketch.record()
@@ -345,8 +349,7 @@ class TestPasses:
 
     def test_norm_is_computed_by_each_of_the_products_that_read_it(self) -> None:
         small = decoder(gated=False)
-        placement = check(small, small.sketch.record(), PASSES)
-        assert made_of(placement) == {"product norm": 7, "product residual": 4, "attention": 2, "recorded": 3}
+        assert made_with(small) == {"product norm": 7, "product residual": 4, "attention": 2, "recorded": 3}
 
     def test_a_norm_that_somebody_else_reads_stays_with_its_sum(self) -> None:
         small = decoder(watched=True)
@@ -408,8 +411,7 @@ class TestNeighbours:
         assert step.buffer_of[total] == step.buffer_of[x] != step.buffer_of[product]
         placement = check(small, step, PASSES)
         assert recorded(placement, 1, 2, 4) == [True, True, False]
-        placement = check(small, s.record(recycle=False), PASSES)
-        assert made_of(placement) == {"recorded": 2, "product residual": 1, "product": 1}
+        assert made_with(small, recycle=False) == {"recorded": 2, "product residual": 1, "product": 1}
 
     @pytest.mark.parametrize("last", [False, True])
     def test_a_product_on_either_side_of_a_sum(self, last: bool) -> None:
@@ -417,8 +419,7 @@ class TestNeighbours:
         product = small.matmul(small.cos, WIDTH, WIDTH)
         total = small.add(small.sin, product, WIDTH) if last else small.add(product, small.sin, WIDTH)
         small.matmul(total, VOCABULARY, WIDTH, into=small.logits)
-        placement = check(small, small.sketch.record(recycle=False), PASSES)
-        assert made_of(placement) == {"product residual": 1, "product": 1}
+        assert made_with(small, recycle=False) == {"product residual": 1, "product": 1}
 
     def test_a_sum_whose_product_somebody_else_reads(self) -> None:
         small = Small()
@@ -427,26 +428,21 @@ class TestNeighbours:
         product = small.matmul(x, WIDTH, WIDTH)
         total = small.add(product, small.cos, WIDTH)
         s.unknown(lambda a, b: np.resize(a[:WIDTH] * b[:WIDTH], VOCABULARY), [product, total], VOCABULARY, small.logits)
-        placement = check(small, s.record(recycle=False), PASSES)
-        assert made_of(placement) == {"recorded": 3, "product": 1}
+        assert made_with(small, recycle=False) == {"recorded": 3, "product": 1}
 
     def test_a_product_added_to_itself(self) -> None:
         small = Small()
-        s = small.sketch
         product = small.matmul(small.embedded(), WIDTH, WIDTH)
         total = small.add(product, product, WIDTH)
         small.matmul(total, VOCABULARY, WIDTH, into=small.logits)
-        placement = check(small, s.record(), PASSES)
-        assert made_of(placement) == {"recorded": 2, "product": 2}
+        assert made_with(small) == {"recorded": 2, "product": 2}
 
     def test_a_product_plus_its_input_and_one_of_two_products_that_are_added(self) -> None:
         small = Small()
-        s = small.sketch
         x = small.add(small.matmul(small.cos, WIDTH, WIDTH), small.cos, WIDTH)
         y = small.add(small.matmul(x, WIDTH, WIDTH), small.matmul(small.sin, WIDTH, WIDTH), WIDTH)
         small.matmul(y, VOCABULARY, WIDTH, into=small.logits)
-        placement = check(small, s.record(recycle=False), PASSES)
-        assert made_of(placement) == {"product residual": 2, "product": 2}
+        assert made_with(small, recycle=False) == {"product residual": 2, "product": 2}
 
     @pytest.mark.parametrize(
         ("sums", "made"),
@@ -470,8 +466,7 @@ class TestNeighbours:
         s = small.sketch
         small.matmul(small.embedded(), VOCABULARY, WIDTH, into=small.logits)
         s.unknown(lambda v: v[:VOCABULARY], [small.add(small.logits, small.cos, VOCABULARY)], 48, s.lasting(48))
-        placement = check(small, s.record(), PASSES)
-        assert made_of(placement) == {"recorded": 3, "product": 1}
+        assert made_with(small) == {"recorded": 3, "product": 1}
 
     def test_a_norm_that_outlives_the_step(self) -> None:
         small = Small()
@@ -481,8 +476,7 @@ class TestNeighbours:
         s.calls[-1].writes["y"] = seen
         small.matmul(seen, VOCABULARY, WIDTH, into=small.logits)
         assert y not in s.calls[-1].reads.values()
-        placement = check(small, s.record(), PASSES)
-        assert made_of(placement) == {"recorded": 2, "product": 1}
+        assert made_with(small) == {"recorded": 2, "product": 1}
 
     @pytest.mark.parametrize("passes", [("matvec", "norm"), PASSES], ids=["without dead", "all"])
     def test_a_norm_that_nobody_reads_goes_only_where_the_dead_do(self, passes: Sequence[str]) -> None:
@@ -495,27 +489,24 @@ class TestNeighbours:
 
     def test_a_sum_behind_the_gated_half(self) -> None:
         small = Small()
-        s = small.sketch
         y, _ = small.gated_mlp(small.matmul(small.cos, WIDTH, WIDTH), small.embedded())
         small.matmul(small.add(y, small.cos, 64), VOCABULARY, 64, into=small.logits)
-        placement = check(small, s.record(recycle=False), PASSES)
-        assert made_of(placement) == {"recorded": 2, "product residual": 1, "product norm gated": 1, "product": 1}
+        found = made_with(small, recycle=False)
+        assert found == {"recorded": 2, "product residual": 1, "product norm gated": 1, "product": 1}
 
     def test_a_gated_half_without_a_sum_before_it(self) -> None:
         small = Small()
         total = small.add(small.matmul(small.cos, WIDTH, WIDTH), small.embedded(), WIDTH)
         y = small.add(small.matmul(small.gated_mlp_alone(total), WIDTH, INNER), total, WIDTH)
         small.matmul(y, VOCABULARY, WIDTH, into=small.logits)
-        placement = check(small, small.sketch.record(recycle=False), PASSES)
-        assert made_of(placement) == {"recorded": 1, "product residual": 2, "product norm gated": 1, "product": 1}
+        found = made_with(small, recycle=False)
+        assert found == {"recorded": 1, "product residual": 2, "product norm gated": 1, "product": 1}
 
     def test_a_norm_that_its_product_is_added_to(self) -> None:
         small = Small()
-        s = small.sketch
         y = small.norm(small.embedded())
         small.matmul(small.add(small.matmul(y, WIDTH, WIDTH), y, WIDTH), VOCABULARY, WIDTH, into=small.logits)
-        placement = check(small, s.record(recycle=False), PASSES)
-        assert made_of(placement) == {"recorded": 2, "product residual": 1, "product": 1}
+        assert made_with(small, recycle=False) == {"recorded": 2, "product residual": 1, "product": 1}
 
     def test_a_sum_with_what_is_made_after_the_product(self) -> None:
         small = Small()
@@ -523,8 +514,7 @@ class TestNeighbours:
         product = small.matmul(small.embedded(), WIDTH, WIDTH)
         later = s.unknown(lambda v: v[:WIDTH] ** 2, [small.cos], WIDTH)
         small.matmul(small.add(product, later, WIDTH), VOCABULARY, WIDTH, into=small.logits)
-        placement = check(small, s.record(recycle=False), PASSES)
-        assert made_of(placement) == {"recorded": 2, "product residual": 1, "product": 1}
+        assert made_with(small, recycle=False) == {"recorded": 2, "product residual": 1, "product": 1}
 
     def test_a_product_whose_weights_the_step_computes(self) -> None:
         small = Small()
@@ -553,8 +543,7 @@ class TestNeighbours:
         for i, half in enumerate(halves):
             s.copy(half, whole, 16, to=16 * i)
         small.matmul(whole, VOCABULARY, WIDTH, into=small.logits)
-        placement = check(small, s.record(), PASSES)
-        assert made_of(placement) == {"recorded": 4, "product": 1}
+        assert made_with(small) == {"recorded": 4, "product": 1}
 
     @staticmethod
     def between(small: Small, name: str, make: object) -> None:
@@ -573,8 +562,7 @@ class TestNeighbours:
         s = small.sketch
         seen = s.lasting(8)
         self.between(small, before, lambda: s.unknown(lambda v: v[16:24], [small.caches[2]], 8, into=seen))
-        placement = check(small, s.record(recycle=False), PASSES)
-        assert made_of(placement)["attention"] == 1
+        assert made_with(small, recycle=False)["attention"] == 1
 
     def test_attention_whose_cache_is_changed_in_between(self) -> None:
         small = decoder()
@@ -582,8 +570,7 @@ class TestNeighbours:
         self.between(
             small, "split 1", lambda: s.unknown(lambda v: v[:8] * 2, [small.cos], 8, into=small.caches[2], first=16)
         )
-        placement = check(small, s.record(recycle=False), PASSES)
-        assert made_of(placement)["attention"] == 1
+        assert made_with(small, recycle=False)["attention"] == 1
 
     @pytest.mark.parametrize(
         ("made_by", "which", "size"),
@@ -599,8 +586,7 @@ class TestNeighbours:
         s = small.sketch
         tensor = s.calls[small.calls[made_by]].writes[which]
         s.unknown(lambda v: v[:size], [tensor], size, into=s.lasting(size))
-        placement = check(small, s.record(), PASSES)
-        assert made_of(placement)["attention"] == 1
+        assert made_with(small)["attention"] == 1
 
     def test_attention_over_a_cache_that_does_not_outlive_the_step(self) -> None:
         small = decoder()
@@ -612,5 +598,4 @@ class TestNeighbours:
             side = call.writes if name == "rotary 1" else call.reads
             side["present_value"] = copied
         self.between(small, "rotary 1", lambda: s.copy(cache, copied, s.sizes[copied]))
-        placement = check(small, s.record(recycle=False), PASSES)
-        assert made_of(placement)["attention"] == 1
+        assert made_with(small, recycle=False)["attention"] == 1
