@@ -96,7 +96,6 @@ FOLDERS = {
     "pointer": ("ModelFileError", ["Git LFS pointer", "git lfs pull"]),
     "half": ("DeviceUnavailableError", ["float16", "shader-f16", "use_webgpu_fp32=true"]),
 }
-WEBGPU_ONLY = {"half"}
 CASES = [(what, device) for what in FOLDERS for device in ("webgpu", "wasm") if (what, device) != ("half", "wasm")]
 
 

@@ -211,7 +211,6 @@ def test_white_space_may_stand_between_any_two_parts_and_ends_somewhere() -> Non
         assert accepts("json_schema", schema, text) == fitting, text
 
 
-COMPACT = {"whitespace_flexible": False}
 NATIVE = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}
 
 

@@ -95,10 +95,6 @@ class SlowFile(PaperFile):
             raise
 
 
-def within(work: Any) -> Any:
-    return asyncio.run(asyncio.wait_for(work, 60))
-
-
 async def test_weights_do_not_wait_for_the_probe_and_sessions_do(no_running_loop: None) -> None:
     started = Load()
     running = asyncio.ensure_future(started.run())

@@ -15,6 +15,7 @@ from capstan.memory import (
     way_between,
     why_incompatible,
 )
+from tests.unit.paper_load import ABLE
 
 STORAGE = MemoryInfo("WebGPU_Buffer", "webgpu", MemoryType.DEFAULT)
 STAGING = MemoryInfo("WebGPU_Staging", "webgpu", MemoryType.HOST_ACCESSIBLE, heap="gpu-process")
@@ -24,22 +25,8 @@ ORT = MemoryInfo("Cpu", "wasm", MemoryType.DEFAULT, heap="onnxruntime")
 UNIFIED = replace(STAGING, name="Unified", device="igpu", heap="python")
 """HOST_ACCESSIBLE memory of another device that lies in Python's heap."""
 
-PROBED = Capabilities(
-    adapter="test",
-    software=True,
-    staging=True,
-    mappable_storage=False,
-    f16=False,
-    subgroups=False,
-    timestamps=False,
-    int64=True,
-    in_place_cache=True,
-    max_buffer_size=1 << 28,
-    max_binding_size=1 << 27,
-    offset_alignment=256,
-)
-NO_STAGING = replace(PROBED, staging=False, missing=(("staging", "the pattern came back as zeros"),))
-MAPPABLE = replace(PROBED, mappable_storage=True)
+NO_STAGING = replace(ABLE, staging=False, missing=(("staging", "the pattern came back as zeros"),))
+MAPPABLE = replace(ABLE, mappable_storage=True)
 
 
 SECOND = replace(STORAGE, device_id=1)
@@ -50,20 +37,20 @@ BROKEN = replace(NO_STAGING, mappable_storage=True)
 @pytest.mark.parametrize(
     ("a", "b", "capabilities", "reason"),
     [
-        (PYTHON, PYTHON, PROBED, None),
+        (PYTHON, PYTHON, ABLE, None),
         (PYTHON, replace(PYTHON, device="wasm", device_id=3), None, None),
         (PYTHON, PYTHON_SHARED, None, None),
-        (PYTHON, UNIFIED, PROBED, None),
+        (PYTHON, UNIFIED, ABLE, None),
         (STORAGE, replace(STORAGE, alignment=256), None, None),
-        (STAGING, replace(STAGING, alignment=256), PROBED, None),
+        (STAGING, replace(STAGING, alignment=256), ABLE, None),
         (STAGING, STORAGE, MAPPABLE, None),
         # A failed probe of staging memory says nothing of other memory.
         (STORAGE, STORAGE, NO_STAGING, None),
         (PYTHON, PYTHON, NO_STAGING, None),
-        (PYTHON, ORT, PROBED, "Cpu (default) is in the python heap, Cpu (default) in the onnxruntime heap"),
+        (PYTHON, ORT, ABLE, "Cpu (default) is in the python heap, Cpu (default) in the onnxruntime heap"),
         *((memory, other, MAPPABLE, "") for memory in (PYTHON, ORT, PYTHON_SHARED) for other in (STORAGE, STAGING)),
-        (ORT, UNIFIED, PROBED, ""),
-        (STAGING, STORAGE, PROBED, "its probe says mappable_storage is False"),
+        (ORT, UNIFIED, ABLE, ""),
+        (STAGING, STORAGE, ABLE, "its probe says mappable_storage is False"),
         (STAGING, STORAGE, None, "is no storage; its usage is copy_dst | map_read"),
         (
             UNKNOWN,
