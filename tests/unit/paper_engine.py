@@ -248,7 +248,7 @@ class PaperEngine:
         self._take("recording", recording)
 
     async def make_tape(
-        self, recording: int, played: Sequence[Any], written: Sequence[int], fused: object = NOT_FUSED
+        self, recording: int, played: Sequence[Any], written: Sequence[int], fused: Any = NOT_FUSED
     ) -> int:
         async def work() -> int:
             await asyncio.sleep(0)

@@ -21,6 +21,7 @@ from capstan.graph import LeftOut
 from capstan.memory import BufferRequest, DeviceBuffer, DeviceSpan, MemoryInfo, MemoryType
 from capstan.tape import PASSES, Clear, Op, Recording, Write
 from tests.unit import step_simulator
+from tests.unit.paper_engine import PaperEngine
 from tests.unit.recorded_kernels import Vector
 from tests.unit.small_decoders import CAPACITY, HEAD, HEADS, KV_HEADS, VOCABULARY, Small, decoder
 from tests.unit.step_simulator import Machine
@@ -90,10 +91,11 @@ class Tape:
         return any(op[0].startswith("kernel") for op in self.played)
 
 
-class Engine:
+class Engine(PaperEngine):
     """Tapes and eager runs over a Machine; `spoils` may damage the logits that a played tape left."""
 
     def __init__(self, small: Small, step: step_simulator.Recorded) -> None:
+        super().__init__()
         self.small = small
         self.step = step
         self.machine = Machine(step)
@@ -118,15 +120,11 @@ class Engine:
         """Buffers by tape."""
 
     def adapter(self) -> dict[str, Any]:
-        sizes = {"max_workgroup_threads": 256, "max_workgroup_bytes": 16384, "max_storage_buffers": 10}
-        return {"subgroup_size": 0, "subgroup_matrices": [], **sizes, "software": False}
+        return {**super().adapter(), "max_workgroup_threads": 256, "max_workgroup_bytes": 16384}
 
     async def record(self, binding: int) -> dict[str, Any]:
         assert binding == CAPTURED
         return as_json(self.step.recording)
-
-    def recorded_id(self, buffer: int) -> int:
-        return buffer
 
     async def make_tape(
         self, recording: int, played: Sequence[Any], written: Sequence[int], fused: Mapping[str, Any] = NOT_FUSED
@@ -199,9 +197,6 @@ class Engine:
             apart = float(np.abs(x - y)[both].max(initial=0))
             found.append(Difference(apart, float(np.abs(y[both]).max(initial=0)), unlike, 0.0))
         return found
-
-    def healthy(self) -> bool:
-        return True
 
     async def witness(self, recording: int, tape: int, length: int, spec: Mapping[str, Any]) -> bytes:
         self.no_room(tape)
