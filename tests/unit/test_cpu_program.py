@@ -103,7 +103,8 @@ class Image:
         if before:
             heads = self.random.integers(0, 256, heads.shape).astype(np.uint8)
         data = self.random.integers(0, 64 if before and form & 1 else 256, (blocks, size)).astype(np.uint8)
-        whole = self.random.standard_normal((pieces, before // 2)).astype(np.float16).view(np.uint8)
+        # Such numbers have no exponent in float16.
+        whole = (self.random.standard_normal((pieces, before // 2)) * 3e-5).astype(np.float16).view(np.uint8)
         packed = np.concatenate([heads, data], axis=1).reshape(pieces, -1)
         made = np.concatenate([whole, packed], axis=1)
         assert made.size == packed_bytes(form, n, k)

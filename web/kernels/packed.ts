@@ -13,17 +13,24 @@
 
 import { multiplyAdd } from "./arithmetic";
 
-/** 2 to the power of 112: the exponents of float32 are by so much larger than those of float16. */
-const SMALLER: f32 = 5.192296858534828e33;
+/** The exponents of float32 are larger than those of float16 by so much. */
+const LARGER: i32 = 112 << 23;
+/** The smallest float16 with an exponent. */
+const LEAST: f32 = 6.103515625e-5;
 
-/** Four float16. */
+/** Four float16. Those without an exponent are given one, and what that added is taken away: processors are slow with
+ * float32 that have none. */
 export function fourHalves(at: usize): v128 {
-  const bits = v128.and(i32x4.shl(v128.load_ext<i16>(at), 13), i32x4.splat(0x8fffffff));
-  return f32x4.mul(bits, f32x4.splat(SMALLER));
+  const bits = i32x4.shl(v128.load_ext<i16>(at), 13);
+  const x = i32x4.add(v128.and(bits, i32x4.splat(0x0fffe000)), i32x4.splat(LARGER));
+  const added = f32x4.pmin(f32x4.sub(x, f32x4.splat(LEAST)), f32x4.splat(0));
+  return v128.or(f32x4.add(x, added), v128.and(bits, i32x4.splat(0x80000000)));
 }
 
 export function oneHalf(at: usize): f32 {
-  return reinterpret<f32>(((<i32>load<i16>(at)) << 13) & 0x8fffffff) * SMALLER;
+  const bits = (<i32>load<i16>(at)) << 13;
+  const x = reinterpret<f32>((bits & 0x0fffe000) + LARGER);
+  return copysign<f32>(x + min<f32>(x - LEAST, 0), reinterpret<f32>(bits));
 }
 
 export function isSuper<Scales>(): bool {
