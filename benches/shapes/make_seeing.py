@@ -136,7 +136,7 @@ def main() -> int:
         export_vision(seeing, vision["image_size"], Path(folder) / "vision.onnx")
         save(onnx.load(f"{folder}/vision.onnx"), out / "vision.onnx")
     table = seeing.model.language_model.embed_tokens.weight.detach().cpu().numpy()
-    save(embedding_graph(table, tokens[PLACEHOLDER]), out / "embedding.onnx")
+    save(embedding_graph(table, tokens[PLACEHOLDER], table.shape[1] ** 0.5), out / "embedding.onnx")
     write_configs(out, vision["image_size"])
     return 0
 

@@ -201,7 +201,7 @@ CONFIGS: Mapping[str, tuple[str, type[Exception], str]] = {
     "another step": (one("PatchImage"), UnsupportedModelError, "its steps are DecodeImage, PatchImage, Rescale; the "),
     "no decoder": (steps(("Rescale", {})), UnsupportedModelError, "with DecodeImage and Rescale once"),
     "a wrong order": (after("Resize"), UnsupportedModelError, "in this order"),
-    "a field": (one("Resize", smart_resize=1), UnsupportedModelError, "attrs.smart_resize is 1; only width, height"),
+    "a field": (one("Resize", antialias=1), UnsupportedModelError, "attrs.antialias is 1; only width, height"),
     "a colour space": (one("DecodeImage", color_space="HSV"), ConfigError, 'color_space: expected "RGB" or "BGR"'),
     "a size of 0": (one("Resize", width=0), ConfigError, "attrs.width: expected a number of pixels from 1 to 16384"),
     "a size": (one("CenterCrop", height="9"), ConfigError, "attrs.height: expected a number of pixels"),

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .device_interface import BoundSpan
     from .lora_weights import LoraWeights
     from .picture_encoder import PictureEncoder
+    from .rope_tables import PictureSpan
     from .speech_encoder import SpeechEncoder
 
 __all__ = ["HostSampledDecoder", "HostSampledModel", "Runner", "undraftable"]
@@ -80,7 +81,7 @@ class Runner(Protocol):
     def hear(self, heard: Mapping[str, BoundSpan]) -> None:
         """Read these outputs of an encoder in later runs."""
 
-    def see(self, features: BoundSpan | None, places: Sequence[int]) -> None:
+    def see(self, features: BoundSpan | None, places: Sequence[int], pictures: Sequence[PictureSpan] = ()) -> None:
         """Place these features in later runs; see SeeingRow."""
 
     def close(self) -> None: ...
@@ -170,8 +171,8 @@ class HostSampledDecoder:
     def hear(self, heard: Mapping[str, BoundSpan]) -> None:
         self._open().hear(heard)
 
-    def see(self, features: BoundSpan | None, places: Sequence[int]) -> None:
-        self._open().see(features, places)
+    def see(self, features: BoundSpan | None, places: Sequence[int], pictures: Sequence[PictureSpan] = ()) -> None:
+        self._open().see(features, places, pictures)
 
     def reachable(self, length: int) -> int:
         return length if self._snapshots is None else self._snapshots.nearest(length)

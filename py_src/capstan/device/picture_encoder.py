@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
 from asyncio import Lock
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from hashlib import sha256
 from math import prod
 
 from ..errors import PictureError, UnsupportedModelError
@@ -19,7 +21,7 @@ from .host_memory import view_of
 from .run_input import HostTensor
 from .speech_encoder import Features, open_session
 
-__all__ = ["PictureEncoder", "host_tensor", "open_picture_encoder"]
+__all__ = ["PictureEncoder", "grid_features", "host_tensor", "open_picture_encoder"]
 
 
 class PictureEncoder:
@@ -35,13 +37,16 @@ class PictureEncoder:
     ):
         """Raises UnsupportedModelError for a graph that does not fit the configuration or the decoder."""
         self._device, self._session, self._names = device, session, config
+        self.merge = config.merge
+        """Rows and columns of patches that become one row of features, in models that take a grid."""
         self.placeholder = placeholder
         """The id that stands for a row of features in prompts."""
         inputs = {spec.name: spec for spec in session.inputs}
         found = inputs.pop(config.pixels, None)
-        if found is None or inputs:
+        if found is None or set(inputs) != {config.grid} - {""}:
             shown = ", ".join(f"{spec.name} {list(spec.dims)}" for spec in session.inputs)
-            raise UnsupportedModelError(f"{config.filename} has the inputs {shown}; one is needed, {config.pixels}")
+            needed = f"{config.pixels} and {config.grid} are" if config.grid else f"one is needed, {config.pixels}"
+            raise UnsupportedModelError(f"{config.filename} has the inputs {shown}; {needed}")
         made = next((spec for spec in session.outputs if spec.name == config.features), None)
         target = next(info for info in decoder.others if info.name == FEATURES)
         hidden = target.dims[-1]
@@ -100,24 +105,60 @@ class PictureEncoder:
             )
         tiles = dims[0] if self._names.places else 1
         size, dims = len(picture.data) // tiles, (1, 1, *dims[1:]) if self._names.places else picture.dims
-        held, found = self._device.allocate(size, label="pixel values", category="io"), list[BoundSpan]()
-        feed = BoundSpan(self._names.pixels, held.span(), self.dtype, dims)
+        grid, found = array("q", self._grid(picture)), list[BoundSpan]()
+        held = self._device.allocate(size, label="pixel values", category="io")
+        told = self._device.allocate(8 * len(grid), label="grid of patches", category="io") if grid else None
+        feeds = [BoundSpan(self._names.pixels, held.span(), self.dtype, dims)]
         try:
+            if told is not None:
+                self._device.copy_cpu_to_device(told.span(), grid)
+                feeds.append(BoundSpan(self._names.grid, told.span(), "int64", (1, len(grid))))
             for tile in range(tiles):
                 self._device.copy_cpu_to_device(held.span(), picture.data[tile * size : (tile + 1) * size])
-                found += await self._session.run([feed], [self._names.features])
+                found += await self._session.run(feeds, [self._names.features])
+            if grid and sum(map(rows_of, found)) != prod(grid) // self._names.merge**2:
+                raise UnsupportedModelError(
+                    f"{self._names.filename} makes {sum(map(rows_of, found))} rows of features from a grid of "
+                    f"{[*grid]} patches; genai_config.json's model.vision.spatial_merge_size is {self._names.merge}"
+                )
         except BaseException:
             freed(found)
             raise
         finally:
             held.close()
+            if told is not None:
+                told.close()
         return found
+
+    def _grid(self, picture: Features) -> tuple[int, ...]:
+        """The picture's grid, for a graph that takes one. Raises PictureError if it does not fit the patches."""
+        if not self._names.grid:
+            return ()
+        grid, merge = picture.grid, self._names.merge
+        if (
+            len(grid) != 3
+            or grid[0] != 1
+            or min(grid) < 1
+            or prod(grid) != picture.dims[0]
+            or any(size % merge for size in grid[1:])
+        ):
+            raise PictureError(
+                f"a picture has {picture.dims[0]} patches, and its grid is {[*grid]}, which must be one frame of rows "
+                f"and columns in multiples of {merge}: make both by the model's processor"
+            )
+        return grid
 
     async def close(self) -> None:
         """Free the session."""
         while self._made:
             freed(self._made.popitem()[1])
         await self._session.close()
+
+
+def grid_features(dtype: str, width: int, data: bytes, grid: Sequence[int]) -> Features:
+    """Patches with so many values each; equal patches in another grid are another picture."""
+    digest = sha256(str([*grid]).encode() + data).hexdigest()
+    return Features(dtype, (prod(grid), width), data, digest, tuple(grid))
 
 
 def rows_of(features: BoundSpan) -> int:

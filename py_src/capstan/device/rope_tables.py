@@ -1,5 +1,6 @@
 """The rotary tables of a model with long rope; each sequence uses those for its length. Graphs of such a model take the
-tables as inputs (graph/long_rope.py). A device fills them again for a sequence when `RowDecoder.rotate` is called.
+tables as inputs (graph/long_rope.py). A device fills them again for a sequence when `RowDecoder.rotate` is called, or
+`SeeingRow.see` for a model with positions of three axes.
 """
 
 from __future__ import annotations
@@ -14,7 +15,16 @@ from ..graph import ComputedRows, LongRope, TableRows
 from .element_types import byte_count
 from .noted_graphs import OpenWeights
 
-__all__ = ["RopeTables", "places", "read_rows", "read_tables"]
+__all__ = ["PictureSpan", "RopeTables", "places", "read_rows", "read_tables"]
+
+
+@dataclass(frozen=True)
+class PictureSpan:
+    """The places of a picture's features in a sequence, row by row."""
+
+    start: int
+    rows: int
+    columns: int
 
 
 @dataclass(frozen=True)
@@ -32,17 +42,37 @@ class RopeTables:
         found = [rows if isinstance(rows, ComputedRows) else next(read) for rows in all_rows(rope)]
         return cls(rope, tuple(found[: len(rope.tables)]), tuple(found[len(rope.tables) :]))
 
-    def rows(self, long: bool, positions: int) -> list[bytes]:
+    def rows(self, long: bool, positions: int, pictures: Sequence[PictureSpan] = ()) -> list[bytes]:
         """The first `positions` rows of each table, with the long factors or the short ones; after the short rows,
-        which no sequence reads past, are long ones.
+        which no sequence reads past, are long ones. With positions of three axes they are the rows for the tokens of a
+        sequence with these pictures.
         """
         found = []
         cut = 0 if long else min(positions, self.rope.original)
         for table, short, other in zip(self.rope.tables, self.short, self.long, strict=True):
             size = byte_count(table.dtype, (1, table.width))
             parts = ((short, 0, cut), (other, cut, positions))
-            found.append(b"".join(rows_of(rows, start, end, size) for rows, start, end in parts))
+            whole = b"".join(rows_of(rows, start, end, size) for rows, start, end in parts)
+            found.append(turned(whole, size, self.rope.sections, pictures) if pictures else whole)
         return found
+
+
+def turned(whole: bytes, size: int, sections: Sequence[int], pictures: Sequence[PictureSpan]) -> bytes:
+    """As many rows of `size` bytes for the tokens of a sequence: those of a picture turn by its first position, and by
+    their own row and column after it; text goes on after the largest of these."""
+    first, second = (size * sum(sections[:count]) // sum(sections) for count in (1, 2))
+    found, place, position = list[bytes](), 0, 0
+    for each in pictures:
+        found.append(whole[position * size : (position + each.start - place) * size])
+        position += each.start - place
+        for number in range(each.rows * each.columns):
+            down, right = divmod(number, each.columns)
+            for axis, start, end in ((0, 0, first), (down, first, second), (right, second, size)):
+                at = (position + axis) * size
+                found.append(whole[at + start : at + end])
+        place = each.start + each.rows * each.columns
+        position += max(each.rows, each.columns)
+    return b"".join([*found, whole[position * size :]])[: len(whole)]
 
 
 def rows_of(rows: bytes | ComputedRows, start: int, end: int, size: int) -> bytes:

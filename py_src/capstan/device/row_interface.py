@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .carried_tensor import CarriedTensor
     from .device_interface import BoundSpan
     from .lora_weights import LoraWeights
+    from .rope_tables import PictureSpan
 
 __all__ = [
     "COUNTER_NAMES",
@@ -153,9 +154,10 @@ class HearingRow(Protocol):
 class SeeingRow(Protocol):
     """A DecoderRow of a model with a vision graph."""
 
-    def see(self, features: BoundSpan | None, places: Sequence[int]) -> None:
+    def see(self, features: BoundSpan | None, places: Sequence[int], pictures: Sequence[PictureSpan] = ()) -> None:
         """Have later runs place rows of features [rows, hidden]: `places` has the row for each position from the first
-        one on, or -1. The caches are void from the first position that changes. Called as `DecoderRow.prefill`."""
+        one on, or -1. `pictures` are those whose features have rows and columns. The caches are void from the first
+        position that changes. Called as `DecoderRow.prefill`."""
 
 
 class RowDecoder(Protocol):

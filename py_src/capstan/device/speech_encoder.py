@@ -37,6 +37,8 @@ class Features:
     data: bytes
     digest: str
     """Those with equal digests are equal."""
+    grid: tuple[int, ...] = ()
+    """Frames, rows and columns of a picture's patches, for models that take pictures of any size."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from .genai_model import Adapters, Model
 from .genai_tensors import NamedTensors, as_array, flat_numbers, token_rows
 from .last_run import LastRun
 from .log import fields, log, logs, tensor_lines
-from .multimodal_processor import FEATURES, IDS, NUMBERS, PIXELS, TYPES, items_of
+from .multimodal_processor import FEATURES, GRID, IDS, NUMBERS, PIXELS, TYPES, items_of, pictures_of
 from .params import GeneratorParams
 from .speculative import speculation_stats
 
@@ -192,7 +192,8 @@ class Generator:
             raise UnsupportedModelError(f"set_inputs: use append_tokens for a model of type {self._type!r}")
         names = list(inputs.keys())
         sees = self._config.vision is not None
-        needed, others = (IDS, (PIXELS, TYPES, NUMBERS)) if sees else (FEATURES, (IDS,))
+        about = GRID if self._config.vision and self._config.vision.grid else TYPES
+        needed, others = (IDS, (PIXELS, about, NUMBERS)) if sees else (FEATURES, (IDS,))
         if needed not in names or any(name not in (needed, *others) for name in names):
             may = " and ".join(others)
             raise BindingError(
@@ -202,7 +203,7 @@ class Generator:
         if sees and length:
             raise OptionError(f"the sequence has {length} tokens, and pictures come before them; rewind_to(0) first")
         if sees:
-            self.capstan.see(items_of(inputs[PIXELS]) if PIXELS in names else [])
+            self.capstan.see(pictures_of(inputs) if PIXELS in names else [])
         else:
             self.capstan.hear(items_of(inputs[FEATURES]))
         if IDS in names:

@@ -4,22 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from hashlib import sha256
+from itertools import accumulate
+from math import prod
 from typing import Any
 
+from ..device.picture_encoder import grid_features
 from ..device.speech_encoder import Features
-from ..errors import ArgumentTypeError, OptionError, UnsupportedModelError
+from ..errors import ArgumentTypeError, OptionError, PictureError, UnsupportedModelError
 from ..model import Model as CapstanModel
 from ..model_files.model_types import SEEN_TYPES
-from ..picture.picture_places import BEGIN, GEMMA, PLACES
+from ..picture.picture_places import BEGIN, GEMMA, PLACES, VISION, VISION_END
 from ..tokenizer import Tokenizer
-from .genai_tensors import NamedTensors, Tensor, as_array, token_rows
+from .genai_tensors import NamedTensors, Tensor, as_array, of_bytes, token_rows
 from .media_files import Audios, Images
 from .token_texts import TokenizerStream, decoded, encoded_batch
 
-__all__ = ["FEATURES", "IDS", "NUMBERS", "PIXELS", "TYPES", "MultiModalProcessor", "items_of"]
+__all__ = [
+    "FEATURES",
+    "GRID",
+    "IDS",
+    "NUMBERS",
+    "PIXELS",
+    "TYPES",
+    "MultiModalProcessor",
+    "items_of",
+    "pictures_of",
+]
 
 FEATURES, IDS, PIXELS = "audio_features", "input_ids", "pixel_values"
-TYPES, NUMBERS = "token_type_ids", "num_image_tokens"
+GRID, TYPES, NUMBERS = "image_grid_thw", "token_type_ids", "num_image_tokens"
 
 
 class MultiModalProcessor:
@@ -63,7 +76,8 @@ class MultiModalProcessor:
     ) -> NamedTensors:
         """For Whisper `audio_features` [sounds, bands, frames], and `input_ids` of the prompts: of one text, or of one
         for each sound. For Gemma 3 `input_ids` of one prompt, in which each `<start_of_image>` stands for a picture,
-        and with pictures their `pixel_values`. Raises SoundError, PictureError, OptionError."""
+        and with pictures their `pixel_values`. Qwen2.5-VL has `<|vision_start|>`, and `image_grid_thw`. Raises
+        SoundError, PictureError, OptionError."""
         if self._model.config.vision is not None:
             if audios is not None:
                 raise UnsupportedModelError(f"audios: a model of type {self._model.type!r} sees and does not hear")
@@ -87,6 +101,8 @@ class MultiModalProcessor:
         count = len(images._files) if images is not None else 0
         if prompt is not None and not isinstance(prompt, str):
             raise ArgumentTypeError("prompts: a model that sees takes one prompt; give a text")
+        if self._model.config.vision is not None and self._model.config.vision.grid:
+            return self._in_patches(prompt or " ".join([f"{VISION} {VISION_END}"] * count), images)
         text = self._steps.expanded(prompt or " ".join([BEGIN] * count), [GEMMA] * count)
         found = NamedTensors()
         found[IDS] = encoded_batch(self._tokenizer, [text], self._model.config.pad_token_id)
@@ -99,6 +115,25 @@ class MultiModalProcessor:
             found[NUMBERS] = Tensor(as_array([PLACES] * count, "int64", [count]))
         return found
 
+    def _in_patches(self, prompt: str, images: Images | None) -> NamedTensors:
+        """The same for Qwen2.5-VL, but that patches of a smaller picture are followed by no zeros."""
+        files = zip(images._files, images._names, strict=True) if images is not None else ()
+        made = [self._steps.patches(file, name) for file, name in files]
+        places = [each.place for each in made]
+        found = NamedTensors()
+        found[IDS] = encoded_batch(
+            self._tokenizer, [self._steps.expanded(prompt, places)], self._model.config.pad_token_id
+        )
+        found[NUMBERS] = Tensor(as_array([sum(place.count for place in places)], "int64", [1]))
+        if made:
+            [(dtype, width)] = {(each.features.dtype, each.features.dims[1]) for each in made}
+            values = b"".join(each.features.data for each in made)
+            rows = sum(each.features.dims[0] for each in made)
+            found[PIXELS] = Tensor(of_bytes(values, dtype, [rows, width]))
+            grids = [size for each in made for size in each.features.grid]
+            found[GRID] = Tensor(as_array(grids, "int64", [len(made), 3]))
+        return found
+
     def decode(self, tokens: Any, /) -> str:
         """The text of token ids."""
         return decoded(self._tokenizer, tokens)
@@ -106,6 +141,26 @@ class MultiModalProcessor:
     def create_stream(self) -> TokenizerStream:
         """A decoder for ids that come one at a time."""
         return TokenizerStream._of(self._tokenizer.create_stream())
+
+
+def pictures_of(inputs: NamedTensors) -> list[Features]:
+    """The pixel values of each picture; with a grid for each, its patches. Raises PictureError."""
+    pixels = inputs[PIXELS]
+    if GRID not in inputs:
+        return items_of(pixels)
+    grids = token_rows(inputs[GRID])
+    if len(pixels.shape()) != 2 or any(len(grid) != 3 for grid in grids) or sum(map(prod, grids)) != pixels.shape()[0]:
+        raise PictureError(
+            f"{GRID} is {grids}, and {PIXELS} are {pixels.shape()}; give the frames, rows and columns of each picture, "
+            "whose product is its number of patches"
+        )
+    count, width = pixels.shape()
+    data, ends = bytes(pixels.data()), [*accumulate(map(prod, grids))]
+    size = len(data) // count if count else 0
+    return [
+        grid_features(pixels.dtype, width, data[(end - prod(grid)) * size : end * size], grid)
+        for grid, end in zip(grids, ends, strict=True)
+    ]
 
 
 def items_of(tensor: Tensor) -> list[Features]:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..device.picture_encoder import grid_features
 from ..device.prefix_cache import Content
 from ..device.speech_encoder import Features
-from ..errors import ArgumentTypeError, PictureError
+from ..errors import ArgumentTypeError, PictureError, UnsupportedModelError
 from ..picture.picture_file import Rgba
-from ..picture.picture_places import BEGIN, GEMMA, IMAGE, Place, text_with_places, tiles_place
+from ..picture.picture_places import BEGIN, GEMMA, IMAGE, VISION, Place, grid_place, text_with_places, tiles_place
 from ..picture.picture_processor import PictureProcessor
 from ..picture.tiled_processor import TiledProcessor
 
@@ -44,7 +45,7 @@ class PicturePrompts:
         if about.places:
             self._mark, self._steps = IMAGE, TiledProcessor.of_config(text, name)
         else:
-            self._mark, self._steps = BEGIN, PictureProcessor.of_config(text, name)
+            self._mark, self._steps = VISION if about.grid else BEGIN, PictureProcessor.of_config(text, name)
         self._known: dict[str, Prepared] = {}
 
     @property
@@ -74,6 +75,17 @@ class PicturePrompts:
             values, place = self._steps.pixels(pictures, names), GEMMA
         return values.astype(self._encoder.dtype), place
 
+    def patches(self, picture: bytes | Rgba, name: str) -> Prepared:
+        """A picture of any size as patches, whose grid the encoder takes. Raises PictureError."""
+        assert isinstance(self._steps, PictureProcessor), "tiles have no grid"
+        [values] = self._steps.pixels([picture], [name])
+        *grid, width = values.shape
+        if len(grid) != 3:
+            raise UnsupportedModelError(f"{self._model.config.processor}: its steps make no patches; add PatchImage")
+        data = values.astype(self._encoder.dtype).tobytes()
+        features = grid_features(self._encoder.dtype, width, data, grid)
+        return Prepared(features, grid_place(grid, self._about.merge))
+
     def expanded(self, text: str, places: Sequence[Place]) -> str:
         """The text of a prompt, with the placeholders of pictures. Raises PictureError."""
         return text_with_places(text, self._mark, places)
@@ -98,6 +110,8 @@ class PicturePrompts:
         return encoder
 
     def _made(self, picture: Any, name: str) -> Prepared:
+        if self._about.grid:
+            return self.patches(picture, name)
         values, place = self.pixels([picture], [name])
         data = values.tobytes()
         return Prepared(Features(str(values.dtype), values.shape, data, sha256(data).hexdigest()), place)

@@ -7,6 +7,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from ..device.prefix_cache import Content
+from ..device.rope_tables import PictureSpan
 from ..device.row_interface import DecoderRow, RowDecoder, SeeingRow
 from ..errors import PictureError
 from ..host.spans import span
@@ -83,14 +84,26 @@ class Seeing:
                 if sum(counts) != len(places):
                     many = "picture takes" if len(counts) == 1 else f"{len(counts)} pictures take"
                     raise self._unfit(len(places), f"its {many} {sum(counts)}")
+                spans = self._spans(encoder.merge, places, counts)
                 table = [-1] * (places[-1] + 1 if places else 0)
                 for number, place in enumerate(places):
                     table[place] = number
                 for seer in seers:
-                    seer.see(features, table)
+                    seer.see(features, table, spans)
         ends = list(accumulate(counts))
         ranges = zip((0, *ends), ends, self.pictures, strict=False)
         return tuple(Content(places[start], places[end - 1] + 1, each.digest) for start, end, each in ranges)
+
+    def _spans(self, merge: int, places: Sequence[int], counts: Sequence[int]) -> list[PictureSpan]:
+        """The places of the pictures that have rows and columns. Raises PictureError for some that are apart."""
+        found = []
+        for each, count, end in zip(self.pictures, counts, accumulate(counts), strict=True):
+            start = places[end - count]
+            if each.grid and places[end - 1] - start >= count:
+                raise self._unfit(len(places), "something is between those of one picture")
+            if each.grid:
+                found.append(PictureSpan(start, each.grid[1] // merge, each.grid[2] // merge))
+        return found
 
     def _unfit(self, count: int, why: str) -> PictureError:
         return PictureError(

@@ -23,7 +23,7 @@ from .float_islands import float_islands_in_half
 from .joined_products import joined_products, packed_apart
 from .last_token import last_token_logits, logits_cut
 from .logits_to_keep import logits_of_all
-from .long_rope import long_rope, rope_of_length
+from .long_rope import long_rope, picture_rope, rope_of_length
 from .lora_inputs import lora_fed, lora_inputs, other_defaults, with_lora_rank, without_lora
 from .nbits_products import sums_by_products
 from .norms_apart import norms_apart
@@ -180,6 +180,8 @@ def rotary_factors(model: ModelProto, facts: Rewriting) -> ModelProto:
     if facts.run_length is not None:
         return rope_of_length(model, facts.run_length, mask, joined_at)
     model, facts.rope = long_rope(model, mask, joined_at, facts.file)
+    if facts.rope is None and facts.whole.vision is not None:
+        model, facts.rope = picture_rope(model, facts.whole.context_length, facts.file)
     return model
 
 

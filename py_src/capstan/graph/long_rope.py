@@ -9,23 +9,27 @@ cache's capacity, or to the execution provider, which chooses run by run:
 
 Here the tables become inputs of the graph, of which each sequence has its own: its length says what is in them. Their
 rows are in a file, or branches of the If compute them (rotary_nodes.py).
+
+Models that see pictures by positions of three axes (M-RoPE) get the same inputs: a sequence's rows are those of its
+pictures' places (device/rope_tables.py), and every position is the token's place again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..errors import UnsupportedModelError
 from .onnx_pb2 import GraphProto, ModelProto, NodeProto, TensorProto
 from .rotary_nodes import ComputedRows, computed_rows, write_rows
 from .total_length import ATTENTION, ancestry
 from .weight_inputs import DTYPES, entry_of
-from .wiring import Wiring, copy_of, delete, fresh_name, int64_tensor, integers, prune
+from .wiring import Wiring, attribute, copy_of, delete, fresh_name, int64_tensor, integers, prune, value_info
 
-__all__ = ["LongRope", "RopeTable", "TableRows", "long_rope", "rope_of_length"]
+__all__ = ["LongRope", "RopeTable", "TableRows", "long_rope", "picture_rope", "rope_of_length"]
 
 COS_CACHE = 7
+MROPE = "MRotaryEmbedding"
 ROTATED_BY = {ATTENTION: COS_CACHE, "RotaryEmbedding": 2}
 """The index of the input cos_cache by operator; sin_cache is the next input."""
 FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16)
@@ -62,8 +66,10 @@ class LongRope:
     """The two kinds of rotary factors of a model."""
 
     original: int
-    """The length of the longest sequence that is rotated by the short ones."""
+    """The length of the longest sequence that is rotated by the short ones; 0 for one kind of factors."""
     tables: tuple[RopeTable, ...]
+    sections: tuple[int, ...] = ()
+    """How many elements of a row turn by frames, rows and columns of pictures; empty for positions of one axis."""
 
     @property
     def positions(self) -> int:
@@ -108,13 +114,44 @@ def long_rope(
         if choice.node is None and isinstance(long, TableRows):
             short, long = parted(long, choice.original)
         tables.append(RopeTable(choice.name, DTYPES[kind][0], width, short, long))
-        value = graph.input.add(name=choice.name)
-        value.type.tensor_type.elem_type = kind
-        value.type.tensor_type.shape.dim.add().dim_param = "rotated_positions"
-        value.type.tensor_type.shape.dim.add().dim_value = width
+        graph.input.append(value_info(choice.name, kind, ["rotated_positions", width]))
     leave_out(graph, choices)
     prune(graph)
     return result, LongRope(choices[0].original, tuple(tables))
+
+
+def picture_rope(model: ModelProto, longest: int, file: bytes = b"") -> tuple[ModelProto, LongRope | None]:
+    """The model with each table of an MRotaryEmbedding as an input, and what these are, up to `longest` rows; an equal
+    copy and None for a model without one. `file` is as in `long_rope`.
+
+    Raises UnsupportedModelError for axes that are not one after another, and for tables that are computed.
+    """
+    result = copy_of(model)
+    graph = result.graph
+    nodes = [node for node in graph.node if node.op_type == MROPE]
+    names = dict.fromkeys(name for node in nodes for name in node.input[2:4])
+    if not nodes:
+        return result, None
+    found = {tuple(next((item.ints for item in node.attribute if item.name == "mrope_section"), ())) for node in nodes}
+    tensors = {tensor.name: tensor for tensor in graph.initializer if tensor.name in names}
+    widths = {tuple(tensor.dims[1:]) for tensor in tensors.values()}
+    apart = any(attribute(node, "mrope_layout", 0) for node in nodes)
+    sections = found.pop()
+    if apart or found or len(tensors) < len(names) or widths != {(sum(sections),)}:
+        raise UnsupportedModelError(
+            f"node {nodes[0].name} ({MROPE}) rotates by axes that are interleaved, or by tables "
+            f"that are not constant; {REMEDY}"
+        )
+    tables = []
+    for name, tensor in tensors.items():
+        kind, width = form_of(tensor)
+        whole = rows_of(name, tensor, file)
+        rows = min(whole.rows, longest)
+        long = replace(whole, length=whole.length // whole.rows * rows, rows=rows)
+        tables.append(RopeTable(name, DTYPES[kind][0], width, replace(long, length=0, rows=0), long))
+        graph.input.append(value_info(name, kind, ["rotated_positions", width]))
+    delete(graph.initializer, lambda tensor: tensor.name in names)
+    return result, LongRope(0, tuple(tables), sections)
 
 
 def rope_of_length(model: ModelProto, length: int, mask: str = "attention_mask", joined_at: int = 0) -> ModelProto:

@@ -8,13 +8,14 @@ with three axes; in text the three are equal, and MRotaryEmbedding computes the 
 from __future__ import annotations
 
 from ..errors import UnsupportedModelError
+from .long_rope import MROPE
 from .node_writer import set_attribute, take_attribute
-from .onnx_pb2 import ModelProto, NodeProto
+from .onnx_pb2 import GraphProto, ModelProto, NodeProto
 from .wiring import Wiring, attribute, copy_of
 
 __all__ = ["text_positions"]
 
-ROTARY, PLAIN = "MRotaryEmbedding", "RotaryEmbedding"
+PLAIN = "RotaryEmbedding"
 X, POSITIONS, COS, SIN = range(4)
 """Inputs of MRotaryEmbedding."""
 ATTENTION_COS, ATTENTION_SIN = 7, 8
@@ -42,14 +43,14 @@ def text_positions(model: ModelProto, position_ids: str) -> ModelProto:
     result = copy_of(model)
     wiring = Wiring(result.graph)
     for node in wiring.consumers.get(position_ids, []) if several else []:
-        if node.op_type != ROTARY or list(node.input).index(position_ids) != POSITIONS:
+        if node.op_type != MROPE or list(node.input).index(position_ids) != POSITIONS:
             raise UnsupportedModelError(
                 f"node {node.name or node.output[0]} ({node.op_type}) reads {position_ids}, positions of {AXES} axes, "
-                f"which Capstan feeds to {ROTARY} alone; export the decoder with onnxruntime-genai's model builder"
+                f"which Capstan feeds to {MROPE} alone; export the decoder with onnxruntime-genai's model builder"
             )
     for attention in [node for node in result.graph.node if node.op_type == "GroupQueryAttention"]:
         rotate_inside(result, wiring, attention, position_ids)
-    for node in [node for node in result.graph.node if node.op_type == ROTARY]:
+    for node in [node for node in result.graph.node if node.op_type == MROPE]:
         become_plain(node)
     place = next(i for i, value in enumerate(result.graph.input) if value.name == position_ids)
     if several:
@@ -66,11 +67,11 @@ def rotate_inside(model: ModelProto, wiring: Wiring, attention: NodeProto, posit
     query, key = found if len(found) == 2 else (None, None)
     if query is None or key is None or query is key or attribute(attention, "do_rotary", 0):
         return
-    if any(node.op_type not in (ROTARY, PLAIN) or len(wiring.consumers[node.output[0]]) > 1 for node in (query, key)):
+    if any(node.op_type not in (MROPE, PLAIN) or len(wiring.consumers[node.output[0]]) > 1 for node in (query, key)):
         return
     if any(node.input[POSITIONS] != position_ids or scaled(node) for node in (query, key)):
         return
-    if list(query.input[POSITIONS:]) != list(key.input[POSITIONS:]) or not whole_table(wiring, query):
+    if list(query.input[POSITIONS:]) != list(key.input[POSITIONS:]) or not whole_table(model.graph, wiring, query):
         return
     if attribute(query, "interleaved", 0) != attribute(key, "interleaved", 0):
         return
@@ -88,13 +89,14 @@ def scaled(node: NodeProto) -> bool:
     return any(item.name == "scale" and item.f != 1.0 for item in node.attribute)
 
 
-def whole_table(wiring: Wiring, node: NodeProto) -> bool:
+def whole_table(graph: GraphProto, wiring: Wiring, node: NodeProto) -> bool:
     """Whether the node turns as many elements of each head as its tables have columns for, twice."""
     table = wiring.constants.get(node.input[COS])
+    given = next((value for value in graph.input if value.name == node.input[COS]), None)
+    dims = [] if given is None else [each.dim_value for each in given.type.tensor_type.shape.dim]
+    dims = dims if table is None else list(table.dims)
     turned = attribute(node, "rotary_embedding_dim", 0)
-    if table is None or len(table.dims) != 2 or table.dims[1] % MULTIPLE:
-        return False
-    return turned in (0, 2 * table.dims[1])
+    return len(dims) == 2 and dims[1] > 0 and not dims[1] % MULTIPLE and turned in (0, 2 * dims[1])
 
 
 def become_plain(node: NodeProto) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import OptionError, UnsupportedModelError
 from .config_section import Section, file_name, parse_object
-from .model_types import HEARD_TYPES, SEEN_TYPES, SUPPORTED_TYPES, UNSEEN, require_type
+from .model_types import HEARD_TYPES, QWEN_TYPES, SEEN_TYPES, SUPPORTED_TYPES, UNSEEN, require_type
 from .session_settings import (
     GraphCapture,
     disables_store,
@@ -171,6 +171,10 @@ class VisionConfig:
     processor: str
     """The file that says how a picture becomes the input."""
     embedding: EmbeddingNames
+    grid: str = ""
+    """The input for a picture's frames, rows and columns of patches, of Qwen2.5-VL; empty for pictures of one size."""
+    merge: int = 2
+    """Rows and columns of patches that become one row of features."""
     mask: str = ""
     """The input that says which pixels are there, in a repository; empty for none."""
     placeholder: int | None = None
@@ -379,6 +383,8 @@ def vision_config(model: Section, decoder: Section) -> VisionConfig:
             embeddings=made.text("inputs_embeds", "inputs_embeds"),
             target=decoder.section("inputs", optional=True).text("inputs_embeds", "inputs_embeds"),
         ),
+        grid=inputs.text("image_grid_thw", "image_grid_thw") if model.value.get("type") in QWEN_TYPES else "",
+        merge=vision.positive("spatial_merge_size") if "spatial_merge_size" in vision.value else 2,
     )
 
 

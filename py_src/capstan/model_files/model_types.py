@@ -12,6 +12,7 @@ __all__ = [
     "HEARD_REPOSITORIES",
     "HEARD_TYPES",
     "MOONSHINE",
+    "QWEN_TYPES",
     "REFUSED_TYPES",
     "SEEN_TYPES",
     "SUPPORTED_TYPES",
@@ -33,8 +34,9 @@ HEARD_TYPES = ("whisper",)
 MOONSHINE = "moonshine"
 HEARD_REPOSITORIES = (*HEARD_TYPES, MOONSHINE)
 """Those that run from repositories in Transformers.js' layout, by config.json's names."""
-SEEN_TYPES = ("gemma3",)
-"""Decoders with a vision model and an embedding graph."""
+QWEN_TYPES = ("fara", "qwen2_5_vl")
+SEEN_TYPES = (*QWEN_TYPES, "gemma3")
+"""Decoders with a vision model and an embedding graph; QWEN_TYPES take pictures of any size, in patches."""
 
 VISION = "a vision model beside the decoder"
 AUDIO = "a speech model beside the decoder"
@@ -42,7 +44,7 @@ ENCODER = "an encoder"
 
 REFUSED_TYPES = {
     "gpt2": "keys and values in one cache",
-    **dict.fromkeys(("fara", "gemma4", "lfm2_vl", "mistral3", "phi3v", "qwen2_5_vl", "qwen3_5"), VISION),
+    **dict.fromkeys(("gemma4", "lfm2_vl", "mistral3", "phi3v", "qwen3_5"), VISION),
     **dict.fromkeys(("qwen3_5_moe", "qwen3_vl", "videochat_flash_qwen"), VISION),
     **dict.fromkeys(("gemma4_unified", "phi4mm"), "vision and speech models beside the decoder"),
     "lfm2_audio": AUDIO,
@@ -56,10 +58,8 @@ UNSEEN = {
     "lfm2_vl": "pictures in patches of any number (PatchImage)",
     "mistral3": "pictures of any size (Pixtral's transform)",
     **dict.fromkeys(("phi3v", "phi4mm"), "crops of pictures (Phi3ImageTransform, Phi4 transforms)"),
-    **dict.fromkeys(
-        ("fara", "qwen2_5_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl"),
-        "positions on three axes (M-RoPE), and pictures in patches (smart_resize, PatchImage)",
-    ),
+    **dict.fromkeys(("qwen3_5", "qwen3_5_moe"), "positions on three interleaved axes"),
+    "qwen3_vl": "positions on three interleaved axes, and features in deeper layers (deepstack), which exports lack",
 }
 """The missing parts, by the type of a model that sees."""
 
@@ -71,7 +71,6 @@ TEXT_OF = {
     "mistral3": "mistral3_text",
     "phi3v": "phi3",
     "phi4mm": "phi3",
-    "qwen2_5_vl": "qwen2_5_vl_text",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
     "qwen3_vl": "qwen3_vl_text",

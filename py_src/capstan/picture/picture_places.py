@@ -4,14 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 from ..errors import PictureError
 
-__all__ = ["BEGIN", "GEMMA", "IMAGE", "PLACES", "Place", "tiles_place", "text_with_places"]
+__all__ = [
+    "BEGIN",
+    "GEMMA",
+    "IMAGE",
+    "PLACES",
+    "VISION",
+    "VISION_END",
+    "Place",
+    "grid_place",
+    "text_with_places",
+    "tiles_place",
+]
 
 BEGIN, PLACEHOLDER, END = "<start_of_image>", "<image_soft_token>", "<end_of_image>"
 PLACES = 256
 """Placeholders of a picture, as the native package writes them for Gemma 3."""
+VISION, PATCHES, VISION_END = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
 IMAGE, AROUND, WHOLE = "<image>", "<fake_token_around_image>", "<global-img>"
 
 
@@ -26,6 +39,12 @@ class Place:
 GEMMA = Place(f"\n\n{BEGIN}{PLACEHOLDER * PLACES}{END}\n\n", PLACES)
 
 
+def grid_place(grid: Sequence[int], merge: int) -> Place:
+    """The place of a picture of so many frames, rows and columns of patches."""
+    count = prod(grid) // merge**2
+    return Place(f"{VISION}{PATCHES * count}{VISION_END}", count)
+
+
 def tiles_place(rows: int, columns: int, each: int) -> Place:
     """The place of a picture that was cut into tiles, after which all of it comes; `each` has so many placeholders.
     Without rows it was not cut."""
@@ -38,10 +57,13 @@ def tiles_place(rows: int, columns: int, each: int) -> Place:
 
 
 def text_with_places(text: str, mark: str, places: Sequence[Place]) -> str:
-    """A prompt's text with the places of its pictures. Raises PictureError if it has another number of marks."""
+    """A prompt's text with the places of its pictures, for VISION in place of all up to VISION_END. Raises PictureError
+    if it has another number of marks."""
     first, *rest = text.split(mark)
     if len(rest) != len(places):
         raise PictureError(
             f"the prompt has {len(rest)} times {mark}, and {len(places)} pictures were given; give one for each"
         )
+    if mark == VISION:
+        rest = [after.partition(VISION_END)[2] if VISION_END in after else after for after in rest]
     return first + "".join(place.text + after for place, after in zip(places, rest, strict=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from math import sqrt
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ INTERPOLATIONS = {
 }
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 DEVIATION = (0.26862954, 0.26130258, 0.27577711)
+MOST_NARROW = 200
+"""How often the longer side of a picture may have the shorter one, where sides are fitted."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,11 @@ def sizes(fields: Section, default: int) -> tuple[int, int]:
     return width, height
 
 
+def whole_number(fields: Section, key: str, default: int) -> int:
+    """A positive number of a step. Raises ConfigError."""
+    return fields.positive(key) if key in fields.value else default
+
+
 def decode(fields: Section) -> Step:
     require_only(fields, ("color_space",))
     colours = fields.text("color_space", "RGB")
@@ -130,7 +138,9 @@ def turned_round(pixels: Pixels) -> Pixels:
 
 def resize(fields: Section) -> Step:
     # Release 0.18 of the native package takes the given width and height with keep_aspect_ratio, too.
-    require_only(fields, ("width", "height", "interpolation", "keep_aspect_ratio"))
+    smart = {"min_pixels": 3136, "max_pixels": 12845056, "patch_size": 14, "merge_size": 2}
+    require_only(fields, ("width", "height", "interpolation", "keep_aspect_ratio", "smart_resize", *smart))
+    least, most, patch, merge = (whole_number(fields, key, default) for key, default in smart.items())
     size, name = sizes(fields, 256), fields.text("interpolation", "CUBIC")
     if name not in INTERPOLATIONS:
         raise UnsupportedModelError(
@@ -138,11 +148,31 @@ def resize(fields: Section) -> Step:
         )
 
     def resized(pixels: Pixels) -> Pixels:
+        width, height = fitted(pixels, patch * merge, least, most) if fields.value.get("smart_resize") else size
         # Pillow begins with the rows where that is less work, the native package with the columns.
-        wide = Image.fromarray(pixels).resize((size[0], len(pixels)), INTERPOLATIONS[name])
-        return np.asarray(wide.resize(size, INTERPOLATIONS[name]))
+        wide = Image.fromarray(pixels).resize((width, len(pixels)), INTERPOLATIONS[name])
+        return np.asarray(wide.resize((width, height), INTERPOLATIONS[name]))
 
     return resized
+
+
+def fitted(pixels: Pixels, factor: int, least: int, most: int) -> tuple[int, int]:
+    """The width and the height in multiples of a factor that are nearest to a picture's, with so many pixels at least
+    and at most. Raises PictureError for a picture that is too narrow."""
+    given = pixels.shape[1], pixels.shape[0]
+    found = [max(factor, int(side / factor + 0.5) * factor) for side in given]
+    if found[0] * found[1] > most:
+        ratio = sqrt(given[0] * given[1] / most)
+        found = [int(side / ratio) // factor * factor for side in given]
+    elif found[0] * found[1] < least:
+        ratio = sqrt(least / (given[0] * given[1]))
+        found = [-(-int(side * ratio) // factor) * factor for side in given]
+    if max(given) > MOST_NARROW * min(given) or min(found) < factor:
+        raise PictureError(
+            f"has {given[0]} x {given[1]} pixels, which is too narrow: of {most} pixels a side has {factor} at least, "
+            f"and the longer one {MOST_NARROW} times the other at most; cut a part out of it"
+        )
+    return found[0], found[1]
 
 
 def center_crop(fields: Section) -> Step:
@@ -168,11 +198,12 @@ def rescale(fields: Section) -> Step:
 
 
 def normalize(fields: Section) -> Step:
-    require_only(fields, ("mean", "std"))
+    require_only(fields, ("mean", "std", "qwen2_5_vl"))
     mean, deviation = (np.array(numbers(fields, *each), np.float32) for each in (("mean", MEAN), ("std", DEVIATION)))
     if not deviation.all():
         raise fields.error("std", "numbers other than 0")
-    return lambda values: (values - mean) / deviation
+    turn = turned_round if fields.value.get("qwen2_5_vl") else lambda values: values
+    return lambda values: (turn(values) - mean) / deviation
 
 
 def permute(fields: Section) -> Step:
@@ -183,6 +214,23 @@ def permute(fields: Section) -> Step:
     return lambda values: values.transpose(axes)
 
 
+def patch_image(fields: Section) -> Step:
+    known = {"patch_size": 14, "temporal_patch_size": 2, "merge_size": 2}
+    require_only(fields, known)
+    side, frames, merge = (whole_number(fields, key, default) for key, default in known.items())
+
+    def patches(values: Array) -> Array:
+        """[frames, rows, columns, values of a patch]; those that become one row of features are one after another."""
+        rows, columns = (size // side for size in values.shape[:2])
+        if any(size % (side * merge) for size in values.shape[:2]):
+            raise PictureError(f"becomes {values.shape[1]} x {values.shape[0]} pixels, no multiples of {side * merge}")
+        apart = values.reshape(rows // merge, merge, side, columns // merge, merge, side, 3)
+        ordered = apart.transpose(0, 3, 1, 4, 6, 2, 5)[:, :, :, :, :, np.newaxis]
+        return np.repeat(ordered, frames, axis=5).reshape(1, rows, columns, -1)
+
+    return patches
+
+
 STEPS: Mapping[str, tuple[int, Callable[[Section], Step]]] = {
     "DecodeImage": (0, decode),
     "ConvertRGB": (1, convert_rgb),
@@ -191,5 +239,6 @@ STEPS: Mapping[str, tuple[int, Callable[[Section], Step]]] = {
     "Rescale": (2, rescale),
     "Normalize": (3, normalize),
     "Permute3D": (4, permute),
+    "PatchImage": (4, patch_image),
 }
 """The computed steps, which must come in the order of the numbers: those before Rescale take bytes."""

@@ -7,16 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from capstan import Generator, Model
-from capstan.device.picture_encoder import PictureEncoder
 from capstan.fallback import fallbacks
-from capstan.genai.genai_tensors import Tensor
-from capstan.genai.multimodal_processor import items_of
-from capstan.picture.picture_processor import PictureProcessor
-from capstan.tokenizer import Tokenizer
+from capstan.genai import Images
+from capstan.genai.multimodal_processor import MultiModalProcessor, pictures_of
 
 from .running import parameters
-
-SEQUENCE = "\n\n<start_of_image>" + 256 * "<image_soft_token>" + "<end_of_image>\n\n"
 
 
 async def seen(
@@ -24,7 +19,6 @@ async def seen(
     *,
     pictures: Mapping[str, str],
     cases: Sequence[Mapping[str, Any]],
-    name: str = "nano-gemma3-vl",
     device: str = "wasm",
     capture: str = "tape",
     passes: Sequence[str] | None = None,
@@ -32,20 +26,18 @@ async def seen(
     """For each case, with its `prompt`, the names of its `pictures` and search options, the ids that a generator
     picked; `pictures` are files in base 64."""
     before = fallbacks()
-    model = await Model.load(models[name], device=device, capture=capture, passes=passes, prefix_cache=1 << 24)
-    encoder, file = model.picture_encoder, model.config.processor
-    assert isinstance(encoder, PictureEncoder)
-    assert file is not None
-    processor, tokenizer = PictureProcessor.of_config(model.tokenizer_files[file], file), Tokenizer(model)
-    found = []
+    [folder] = models.values()
+    model = await Model.load(folder, device=device, capture=capture, passes=passes, prefix_cache=1 << 24)
+    processor, found = MultiModalProcessor._of(model), []
     for case in cases:
         files = [b64decode(pictures[each]) for each in case["pictures"]]
-        ids = tokenizer.encode(case["prompt"].replace("<start_of_image>", SEQUENCE))
-        params = parameters(model, do_sample=False, max_length=640, **case.get("search", {}))
+        made = processor(case["prompt"], images=Images.open_bytes(*files) if files else None)
+        ids = made["input_ids"].as_numpy()[0].tolist()
+        length = min(640, model.config.context_length)
+        params = parameters(model, do_sample=False, max_length=length, **case.get("search", {}))
         async with Generator(model, params) as generator:
             if files:
-                values = processor.pixels(files, case["pictures"]).astype(encoder.dtype)
-                generator.see(items_of(Tensor(values)))
+                generator.see(pictures_of(made))
             generator.append_tokens(ids)
             for _ in range(case["picks"]):
                 await generator.generate_next_token_async()

@@ -373,9 +373,25 @@ GENERATION = (
     Mutation(
         "picture.columns",
         "py_src/capstan/picture/picture_processor.py",
-        "resize((size[0], len(pixels)), INTERPOLATIONS[name])",
-        "resize(size, INTERPOLATIONS[name])",
+        "resize((width, len(pixels)), INTERPOLATIONS[name])",
+        "resize((width, height), INTERPOLATIONS[name])",
         "tall pictures are resized in another order than by the native package",
         unit("picture::test_pixel_values_are_the_native_processors"),
+    ),
+    Mutation(
+        "seeing.axes",
+        "py_src/capstan/generation/seeing.py",
+        "seer.see(features, table, spans)",
+        "seer.see(features, table)",
+        "a picture's rows and columns are counted as text",
+        unit("pictures_in_patches::test_ids_are_the_native_packages"),
+    ),
+    Mutation(
+        "seeing.grid",
+        "py_src/capstan/device/picture_encoder.py",
+        "sha256(str([*grid]).encode() + data)",
+        "sha256(data)",
+        "pictures with equal patches in other grids share rows",
+        unit("pictures_in_patches::test_rows_are_shared_by_the_picture_and_its_grid_and_not_by_ids_alone"),
     ),
 )

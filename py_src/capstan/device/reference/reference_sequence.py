@@ -19,9 +19,9 @@ from ..host_memory import view_of
 from ..host_sampled import undraftable
 from ..lora_weights import LoraGraph, LoraWeights
 from ..picture_encoder import host_tensor
-from ..rope_tables import RopeTables
+from ..rope_tables import PictureSpan, RopeTables
 from ..run_input import HostTensor, Room
-from ..run_inputs import Placed, run_inputs
+from ..run_inputs import LongRope, Placed, run_inputs
 from ..snapshots import EMPTY
 from .reference_session import array_of, one_line
 
@@ -159,11 +159,13 @@ class ReferenceSequence:
         """Read these outputs of an encoder in later runs."""
         self._heard = {name: array_of(each) for name, each in heard.items()}
 
-    def see(self, features: BoundSpan | None, places: Sequence[int]) -> None:
+    def see(self, features: BoundSpan | None, places: Sequence[int], pictures: Sequence[PictureSpan] = ()) -> None:
         """Place these features in later runs."""
         for each in self._inputs:
             if isinstance(each, Placed):
                 each.see(host_tensor(features), places)
+                self._fixed |= arrays(each.fixed_on_host(False))
+            elif isinstance(each, LongRope) and each.see(pictures):
                 self._fixed |= arrays(each.fixed_on_host(False))
 
     def decode(self, token_id: int) -> None:
@@ -295,8 +297,8 @@ class ReferenceRunner:
     def hear(self, heard: Mapping[str, BoundSpan]) -> None:
         self._sequence.hear(heard)
 
-    def see(self, features: BoundSpan | None, places: Sequence[int]) -> None:
-        self._sequence.see(features, places)
+    def see(self, features: BoundSpan | None, places: Sequence[int], pictures: Sequence[PictureSpan] = ()) -> None:
+        self._sequence.see(features, places, pictures)
 
     def copy_from(self, other: ReferenceRunner) -> None:
         self._sequence.copy_from(other._sequence)

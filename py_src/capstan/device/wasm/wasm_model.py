@@ -16,9 +16,9 @@ from ..host_sampled import PREFILL_CHUNK, HostSampledDecoder, HostSampledModel, 
 from ..lora_weights import LoraGraph, LoraWeights, silent
 from ..model_memory import ModelMemory
 from ..picture_encoder import host_tensor
-from ..rope_tables import RopeTables
+from ..rope_tables import PictureSpan, RopeTables
 from ..run_input import HostTensor, Room, RunInput
-from ..run_inputs import Ids, Mask, Placed, Positions, run_inputs
+from ..run_inputs import Ids, LongRope, Mask, Placed, Positions, run_inputs
 from ..speech_encoder import on_host
 from .cpu_graph import WasmGraph
 from .wasm_device import WasmDevice
@@ -179,10 +179,12 @@ class WasmRunner:
     def hear(self, heard: Mapping[str, BoundSpan]) -> None:
         self._feed(on_host(heard))
 
-    def see(self, features: BoundSpan | None, places: Sequence[int]) -> None:
+    def see(self, features: BoundSpan | None, places: Sequence[int], pictures: Sequence[PictureSpan] = ()) -> None:
         for each in self._inputs:
             if isinstance(each, Placed):
                 each.see(host_tensor(features), places)
+                self._feed(each.fixed_on_host(self._long))
+            elif isinstance(each, LongRope) and each.see(pictures):
                 self._feed(each.fixed_on_host(self._long))
 
     def _fixed(self) -> list[HostTensor]:

@@ -39,6 +39,7 @@ from .tapes.tape_scratch import TapeScratch
 
 if TYPE_CHECKING:
     from ..device_interface import BoundSpan
+    from ..rope_tables import PictureSpan
     from .tapes.decode_step import DecodeStep
 
 __all__ = ["WebGpuDecoder"]
@@ -237,9 +238,9 @@ class WebGpuDecoder(SampledRows, SampledRow):
         self._require_open()
         self.buffers.hear(heard)
 
-    def see(self, features: BoundSpan | None, places: Sequence[int]) -> None:
+    def see(self, features: BoundSpan | None, places: Sequence[int], pictures: Sequence[PictureSpan] = ()) -> None:
         self._require_open()
-        self.buffers.see(features, places)
+        self.buffers.see(features, places, pictures)
 
     def submit(self, picks: int, sample_first: bool, rows: Sequence[int] = ONE) -> Awaitable[Burst]:
         runs = self.runs

@@ -17,6 +17,7 @@ from .sliding import reached
 
 if TYPE_CHECKING:
     from ..device_interface import BoundSpan
+    from ..rope_tables import PictureSpan
 
 __all__ = ["JointRow"]
 
@@ -80,10 +81,10 @@ class JointRow(SampledRow):
         self._buffers.require_open()
         self._buffers.hear(self.number, heard)
 
-    def see(self, features: BoundSpan | None, places: Sequence[int]) -> None:
+    def see(self, features: BoundSpan | None, places: Sequence[int], pictures: Sequence[PictureSpan] = ()) -> None:
         # Rows have one prompt, if there are pictures.
         self._buffers.require_open()
-        self._one.see(features, places)
+        self._one.see(features, places, pictures)
 
     async def prefill(self, ids: Sequence[int], past: int) -> None:
         buffers = self._buffers

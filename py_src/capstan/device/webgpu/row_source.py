@@ -66,6 +66,7 @@ class RowSource:
             if not given and (free.rows, free.capacity) == (rows, capacity):
                 found = self.free.pop(i)
                 found.rotate(False)
+                found.row(0).see(None, ())
                 return found
         making = asyncio.ensure_future(self._made(rows, capacity, lent))
         self.making.add(making)

@@ -12,9 +12,9 @@ from ...memory import SNAPSHOTS, BufferRequest, DeviceBuffer, DeviceSpan, Loan, 
 from ..device_interface import BoundSpan, DeviceInterface
 from ..element_types import byte_count
 from ..lora_weights import LoraWeights
-from ..rope_tables import RopeTables
+from ..rope_tables import PictureSpan, RopeTables
 from ..run_input import Room, Run, RunInput
-from ..run_inputs import CrossCaches, Placed, run_inputs, sequence_items
+from ..run_inputs import CrossCaches, LongRope, Placed, run_inputs, sequence_items
 from ..snapshots import EMPTY
 from .gpu_engine import BoundTensor
 from .sliding import BASE, SlidingWindow
@@ -258,11 +258,13 @@ class SequenceBuffers:
         # onnxruntime-web's buffers may be larger than their tensors.
         self.device.copy_tensors([(source.sub(0, target.length), target) for source, target in held])
 
-    def see(self, features: BoundSpan | None, places: Sequence[int]) -> None:
+    def see(self, features: BoundSpan | None, places: Sequence[int], pictures: Sequence[PictureSpan] = ()) -> None:
         """Copy features into the sequence's buffer, and place their rows in later runs over prompts."""
         for each in self.inputs:
             if isinstance(each, Placed):
                 each.see(None, places)
+            elif isinstance(each, LongRope) and each.see(pictures):
+                each.rotate(self, False)
         if features is not None:
             size = byte_count(features.dtype, features.dims)
             self.device.copy_tensors([(features.span.sub(0, size), self.spans["features"].sub(0, size))])
