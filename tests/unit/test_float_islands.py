@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from capstan import graph
+from capstan.graph import graph_passes, wiring
 from capstan.graph.onnx_pb2 import ModelProto
 from capstan.graph.onnx_pb2 import TensorProto as CapstanTensor
 from tests.unit.graph_runs import operators, outputs
@@ -78,6 +80,23 @@ def normed_and_rotated() -> ModelProto:
         helper.make_node("Add", ["turned f16", "x"], ["y"]),
     ]
     return model_of(nodes, {"y": HALF})
+
+
+def test_tables_that_sequences_feed_become_float16_under_another_name() -> None:
+    model = normed_and_rotated()
+    for name in ("cos", "sin"):
+        value = model.graph.input.add(name=name)
+        value.type.tensor_type.elem_type = FLOAT
+    wiring.delete(model.graph.initializer, lambda tensor: tensor.name in ("cos", "sin"))
+    none = graph.TableRows("", 0, 0, 0)
+    tables = tuple(graph.RopeTable(name, "float32", HEAD // 2, none, none) for name in ("cos", "sin"))
+    facts: Any = SimpleNamespace(rope=graph.LongRope(0, tables, (2, 3, 3)))
+    rewritten = graph_passes.islands_in_half(model, facts)
+    assert operators(rewritten) == operators(model) - Counter(Cast=2)
+    found = {value.name: value.type.tensor_type.elem_type for value in rewritten.graph.input}
+    assert found == {"x": HALF, "positions": TensorProto.INT64, "cos_in_half": HALF, "sin_in_half": HALF}
+    told = [(table.name, table.dtype, table.stored) for table in facts.rope.tables]
+    assert told == [(name, "float16", "float32") for name in ("cos_in_half", "sin_in_half")]
 
 
 def test_a_norm_and_rotary_embedding_take_float16() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ import pytest
 import capstan
 from capstan import BindingError, ConfigError, PictureError, UnsupportedModelError, genai
 from capstan.device import host_sampled
-from capstan.device.rope_tables import PictureSpan, turned
+from capstan.device.rope_tables import PictureSpan, RopeTables, turned
 from capstan.genai.multimodal_processor import pictures_of
 from capstan.generation.chat_prompt import ChatPrompts
+from capstan.graph import LongRope, RopeTable, TableRows
 from capstan.tokenizer import Tokenizer
 from tests.pictures import checks, gradient, png_file
 
@@ -192,6 +194,17 @@ def test_rows_of_the_tables_are_those_of_the_axes() -> None:
     expected = [[*table[time][:2], *table[row][2:5], *table[column][5:]] for time, row, column in axes]
     assert np.array_equal(found, np.array(expected))
     assert len(turned(table.tobytes(), 32, (2, 3, 3), [PictureSpan(2, 20, 3)])) == len(table.tobytes())
+
+
+def test_rows_of_tables_in_float16_are_rounded_from_the_stored_ones() -> None:
+    table = np.random.default_rng(3).normal(size=(12, 8)).astype(np.float32)
+    rows = TableRows("", 0, table.nbytes, 12)
+    rope = LongRope(0, (RopeTable("cos", "float16", 8, replace(rows, length=0, rows=0), rows, "float32"),), (2, 3, 3))
+    tables = RopeTables.of(rope, [b"", table.tobytes()])
+    spans = [PictureSpan(1, 2, 2)]
+    [plain], [mixed] = tables.rows(False, 10), tables.rows(False, 10, spans)
+    assert plain == table[:10].astype(np.float16).tobytes()
+    assert mixed == turned(plain, 16, (2, 3, 3), spans)
 
 
 TEMPLATE = (

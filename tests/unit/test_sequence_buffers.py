@@ -11,7 +11,7 @@ import pytest
 
 from capstan import graph
 from capstan.device.host_memory import view_of
-from capstan.device.rope_tables import RopeTables
+from capstan.device.rope_tables import PictureSpan, RopeTables, turned
 from capstan.device.webgpu.sequence_buffers import SequenceBuffers
 from capstan.graph import LongRope, RopeTable, TableRows
 from capstan.memory import DeviceSpan, Loan
@@ -96,3 +96,28 @@ def test_rotary_tables_hold_the_rows_for_the_length() -> None:
         "cos": (33, 3),
         "sin": (33, 3),
     }
+
+
+def test_rotary_tables_are_mixed_for_pictures_and_go_on_in_a_copy() -> None:
+    rows = TableRows("", 0, 0, 0)
+    rope = LongRope(0, (RopeTable("cos", "float16", 3, rows, rows),), (1, 1, 1))
+    table = array("H", [3 * row + column for row in range(CAPACITY) for column in range(3)]).tobytes()
+    about = replace(allocated().about, rope=rope)
+
+    def made() -> SequenceBuffers:
+        tables = RopeTables.of(rope, [b"", table])
+        return asyncio.run(
+            SequenceBuffers.allocate(Heap(), about, CAPACITY, CHUNK, "test", offset_alignment=256, tables=tables)
+        )
+
+    def held(buffers: SequenceBuffers) -> bytes:
+        return bytes(view_of(buffers.spans["rope cos"]))[: len(table)]
+
+    one, other, pictures = made(), made(), [PictureSpan(4, 2, 3)]
+    assert held(one) == table
+    one.see(None, (), pictures)
+    assert held(one) == turned(table, 6, rope.sections, pictures) != table
+    other.copy_from(one, 12)
+    assert held(other) == held(one)
+    one.see(None, ())
+    assert held(one) == table

@@ -9,6 +9,7 @@ import struct
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import cos, sin
 
 from ..graph import ComputedRows, LongRope, TableRows
@@ -50,11 +51,19 @@ class RopeTables:
         found = []
         cut = 0 if long else min(positions, self.rope.original)
         for table, short, other in zip(self.rope.tables, self.short, self.long, strict=True):
-            size = byte_count(table.dtype, (1, table.width))
+            size, stored = (byte_count(kind, (1, table.width)) for kind in (table.dtype, table.stored or table.dtype))
             parts = ((short, 0, cut), (other, cut, positions))
-            whole = b"".join(rows_of(rows, start, end, size) for rows, start, end in parts)
+            whole = b"".join(rows_of(rows, start, end, stored) for rows, start, end in parts)
+            if size < stored:
+                whole = narrowed(whole)
             found.append(turned(whole, size, self.rope.sections, pictures) if pictures else whole)
         return found
+
+
+@lru_cache(maxsize=2)
+def narrowed(rows: bytes) -> bytes:
+    """Elements of float32 as float16."""
+    return struct.pack(f"<{len(rows) // 4}e", *memoryview(rows).cast("f"))
 
 
 def turned(whole: bytes, size: int, sections: Sequence[int], pictures: Sequence[PictureSpan]) -> bytes:

@@ -272,13 +272,13 @@ class LongRope(RunInput):
     """The rotary tables of a model with a long rope, for the sequence's length."""
 
     pool = "weights"
-    _pictures: tuple[PictureSpan, ...] = ()
+    pictures: tuple[PictureSpan, ...] = ()
     """Those of the sequence, by which tables of a model with positions of three axes are mixed."""
 
     def see(self, pictures: Sequence[PictureSpan]) -> bool:
         """Turn positions as a sequence with these pictures has them; returns whether that changes the tables."""
-        before, self._pictures = self._pictures, tuple(pictures)
-        return self._pictures != before
+        before, self.pictures = self.pictures, tuple(pictures)
+        return self.pictures != before
 
     def feeds(self, run: Run) -> list[RunTensor]:
         positions, tables = self.room.capacity, self.about.rope.tables if self.about.rope is not None else ()
@@ -287,7 +287,7 @@ class LongRope(RunInput):
     def rotate(self, memory: SequenceMemory, long: bool) -> None:
         if self.room.rope is None:
             return
-        tables = zip(self.feeds(STEP), self.room.rope.rows(long, self.room.capacity, self._pictures), strict=True)
+        tables = zip(self.feeds(STEP), self.room.rope.rows(long, self.room.capacity, self.pictures), strict=True)
         with memory.device.batch():
             for table, rows in tables:
                 padded = rows.ljust(round_up(len(rows), WRITTEN), b"\0")
@@ -297,7 +297,7 @@ class LongRope(RunInput):
         contents = self.room.rope
         if contents is None:
             return []
-        tables = zip(self.feeds(STEP), contents.rows(long, self.room.capacity, self._pictures), strict=True)
+        tables = zip(self.feeds(STEP), contents.rows(long, self.room.capacity, self.pictures), strict=True)
         return [HostTensor(each.name, each.dtype, each.dims, rows) for each, rows in tables]
 
 

@@ -10,14 +10,15 @@ weights; without them these nodes are what a tape's kernels join.
 from __future__ import annotations
 
 import struct
+from collections.abc import Collection
 from dataclasses import dataclass
 
-from .onnx_pb2 import GraphProto, ModelProto, NodeProto, TensorProto
+from .onnx_pb2 import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 from .parts import Narrow, Part
 from .weight_inputs import entry_of, made_of
 from .wiring import Wiring, attribute, copy_of, fresh_name, prune
 
-__all__ = ["float_islands_in_half"]
+__all__ = ["float_islands_in_half", "in_half"]
 
 FLOAT, HALF = TensorProto.FLOAT, TensorProto.FLOAT16
 
@@ -54,14 +55,15 @@ KEEPS_TYPE = {
 """Operators whose results are of their first input's element type."""
 
 
-def float_islands_in_half(model: ModelProto) -> ModelProto:
+def float_islands_in_half(model: ModelProto, fed: Collection[str] = ()) -> ModelProto:
     """Returns the model with float16 nodes in place of float32 ones whose inputs all come from float16 and whose
-    outputs all return to it; a model without such nodes is returned unchanged.
+    outputs all return to it; a model without such nodes is returned unchanged. `fed` names inputs that are weights:
+    those that become float16 have another name.
     """
     if not any(node.op_type == "Cast" and attribute(node, "to", 0) == HALF for node in model.graph.node):
         return model
     result = copy_of(model)
-    islands = Islands(result.graph)
+    islands = Islands(result.graph, fed)
     if not islands.nodes:
         return model
     for node in islands.nodes.values():
@@ -77,8 +79,9 @@ def float_islands_in_half(model: ModelProto) -> ModelProto:
 class Islands:
     """The nodes of a graph that are such islands, by their first output."""
 
-    def __init__(self, graph: GraphProto) -> None:
+    def __init__(self, graph: GraphProto, fed: Collection[str]) -> None:
         self.graph, self.wiring = graph, Wiring(graph)
+        self.fed = {value.name: value for value in graph.input if value.name in fed}
         self.types = {value.name: value.type.tensor_type.elem_type for value in (*graph.input, *graph.value_info)}
         self.nodes = {node.output[0]: node for node in graph.node if node.op_type in KINDS}
         while left := [name for name, node in self.nodes.items() if not self.is_inside(node)]:
@@ -89,7 +92,8 @@ class Islands:
         """Whether a node belongs to an island, if all other nodes of `nodes` belong to one."""
         if any(item.name == "epsilon" and item.f < LEAST_EPSILON for item in node.attribute):
             return False
-        weights = [self.wiring.constants.get(name) for name in given(node, KINDS[node.op_type].weights)]
+        names = [name for name in given(node, KINDS[node.op_type].weights) if name not in self.fed]
+        weights = [self.wiring.constants.get(name) for name in names]
         if any(weight is None or not can_be_half(weight) for weight in weights):
             return False
         used = [name for name in node.output if name in self.wiring.consumers or name in self.wiring.outputs]
@@ -138,10 +142,21 @@ class Islands:
             if name and place in kind.values and self.wiring.producer[name].op_type == "Cast":
                 node.input[place] = self.wiring.producer[name].input[0]
             elif name and place in kind.weights:
-                node.input[place] = half_weight(self.graph, self.wiring.constants[name])
+                held = self.fed.get(name)
+                constants = self.wiring.constants
+                node.input[place] = half_weight(self.graph, constants[name]) if held is None else self.half_input(held)
         for name in node.output:
             for cast in filter(is_cast_to_half, self.wiring.consumers.get(name, [])):
                 self.bypass(cast)
+
+    def half_input(self, held: ValueInfoProto) -> str:
+        """The name of an input's twin in float16, which is made if it is not there."""
+        name = in_half(held.name)
+        if all(value.name != name for value in self.graph.input):
+            twin = self.graph.input.add()
+            twin.CopyFrom(held)
+            twin.name, twin.type.tensor_type.elem_type = name, HALF
+        return name
 
     def bypass(self, cast: NodeProto) -> None:
         """Let what reads a cast read what it casts, which is of that type by now."""
@@ -174,9 +189,13 @@ def can_be_half(tensor: TensorProto) -> bool:
     return bool(tensor.raw_data)
 
 
+def in_half(name: str) -> str:
+    return f"{name}_in_half"
+
+
 def half_weight(graph: GraphProto, tensor: TensorProto) -> str:
     """The name of the tensor's twin in float16, which is made if it is not there."""
-    name = f"{tensor.name}_in_half"
+    name = in_half(tensor.name)
     known = next((each for each in graph.initializer if each.name == name), None)
     if known is not None and list(known.dims) == list(tensor.dims):
         return name

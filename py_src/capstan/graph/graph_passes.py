@@ -19,7 +19,7 @@ from .carried import CachePair, cache_pairs
 from .description import ELEMENT_BYTES, describe
 from .fed_lengths import lengths_as_inputs
 from .float_experts import float_experts
-from .float_islands import float_islands_in_half
+from .float_islands import float_islands_in_half, in_half
 from .joined_products import joined_products, packed_apart
 from .last_token import last_token_logits, logits_cut
 from .logits_to_keep import logits_of_all
@@ -48,7 +48,7 @@ from .uncomputed import require_computed
 from .unpacked_weights import unpacked_weights
 from .weight_inputs import DTYPES, require_held, weights_to_inputs
 from .wide_products import wide_products
-from .wiring import changed_in_place, changing, copy_of
+from .wiring import changed_in_place, changing, copy_of, delete
 
 if TYPE_CHECKING:
     pass
@@ -185,6 +185,20 @@ def rotary_factors(model: ModelProto, facts: Rewriting) -> ModelProto:
     return model
 
 
+def islands_in_half(model: ModelProto, facts: Rewriting) -> ModelProto:
+    """With float16 in place of float32 islands, and of the tables that sequences feed to these."""
+    rope = facts.rope
+    if rope is None or not rope.sections:
+        return float_islands_in_half(model)
+    made = float_islands_in_half(model, [table.name for table in rope.tables])
+    read = {name for node in made.graph.node for name in node.input}
+    halves = [replace(each, name=in_half(each.name), dtype="float16", stored=each.dtype) for each in rope.tables]
+    tables = tuple(each for each in (*rope.tables, *halves) if each.name in read)
+    delete(made.graph.input, lambda value: value.name in {each.name for each in rope.tables} - read)
+    facts.rope = replace(rope, tables=tables)
+    return made
+
+
 def caches_quantized(model: ModelProto, facts: Rewriting) -> ModelProto:
     bits = facts.decoder.kv_cache_bits
     longest = facts.whole.context_length
@@ -301,7 +315,7 @@ PASSES: tuple[GraphPass, ...] = (
     GraphPass("lora_of_one_rank", WEBGPU, lora_of_one_rank),
     GraphPass("lora_fed", frozenset(["wasm"]), lambda model, facts: lora_fed(model, facts.lora)),
     GraphPass("long_rope", DEVICES | {"reference", "layers on reference"}, rotary_factors),
-    GraphPass("float_islands_in_half", WEBGPU, lambda model, _: float_islands_in_half(model)),
+    GraphPass("float_islands_in_half", WEBGPU, islands_in_half),
     GraphPass("speech_decoder", WEBGPU, as_text_decoder),
     GraphPass("text_positions", DEVICES, lambda model, facts: text_positions(model, facts.decoder.inputs.position_ids)),
     GraphPass("plain_recurrence", DEVICES, lambda model, _: plain_recurrence(model)),

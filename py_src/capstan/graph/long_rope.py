@@ -59,6 +59,8 @@ class RopeTable:
     """Elements of a row."""
     short: TableRows | ComputedRows
     long: TableRows | ComputedRows
+    stored: str = ""
+    """The element type of the rows where they are; empty for the same."""
 
 
 @dataclass(frozen=True)

@@ -242,6 +242,9 @@ class SequenceBuffers:
             self.sliding.rebase(other.base)
         # Whole caches: the rows of each head would be a copy each, and Python plans every one.
         names = [name for each in self.inputs for name in each.carried()]
+        for mine, theirs in zip(self.inputs, other.inputs, strict=True):
+            if isinstance(mine, LongRope) and isinstance(theirs, LongRope) and mine.see(theirs.pictures):
+                mine.rotate(self, False)
         self.device.copy_tensors([(other.spans[name], self.spans[name]) for name in names])
         with self.device.batch():
             self.set_mask(length)
