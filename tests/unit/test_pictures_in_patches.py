@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime_genai as native
 import pytest
 
@@ -300,6 +301,25 @@ def test_a_folder_whose_parts_do_not_fit_is_refused(tmp_path: Path) -> None:
     given = inputs(genai, genai.Model(str(FOLDER)), GRADIENT)
     message = "vision.onnx makes 15 rows of features from a grid of [1, 6, 10] patches"
     refused(UnsupportedModelError, message, lambda: next_ids(generator(genai, made, given)))
+
+
+def test_the_placeholder_is_that_of_the_configuration_or_else_the_one_of_the_embedding_graph(tmp_path: Path) -> None:
+    def without(config: Any) -> None:
+        del config["model"]["image_token_id"]
+
+    alone = edited(tmp_path, "genai_config.json", without)
+    assert next_ids(generator(genai, alone, inputs(genai, alone, GRADIENT))) == CASES["gradient"]["ids"]
+    edited(tmp_path, "genai_config.json", lambda config: None)
+    embedding = onnx.load(str(tmp_path / "embedding.onnx"))
+    embedding.graph.initializer.append(onnx.numpy_helper.from_array(np.array(288), "video"))
+    embedding.graph.node.insert(0, onnx.helper.make_node("Equal", ["input_ids", "video"], ["unused"]))
+    onnx.save(embedding, str(tmp_path / "embedding.onnx"))
+    two = genai.Model(str(tmp_path))
+    assert next_ids(generator(genai, two, inputs(genai, two, GRADIENT))) == CASES["gradient"]["ids"]
+    config = json.loads((tmp_path / "genai_config.json").read_text())
+    without(config)
+    (tmp_path / "genai_config.json").write_text(json.dumps(config))
+    refused(UnsupportedModelError, "input_ids is compared with 287, 288", lambda: genai.Model(str(tmp_path)))
 
 
 def test_a_model_whose_deeper_layers_take_features_is_refused_by_name(tmp_path: Path) -> None:

@@ -264,8 +264,8 @@ def parse_genai_config(data: str | bytes, name: str = "genai_config.json") -> Ge
     model_type = model.text("type")
     decoder = supported_decoder(model, model_type)
     hears = model_type in HEARD_TYPES
-    vision = vision_config(model, decoder) if model_type in SEEN_TYPES else None
     vocab_size = model.positive("vocab_size")
+    vision = vision_config(model, decoder, vocab_size) if model_type in SEEN_TYPES else None
     pad = model.token("pad_token_id", vocab_size)
     eos = model.tokens("eos_token_id", vocab_size)
     no_tokens = [
@@ -366,7 +366,7 @@ def encoder_config(model: Section) -> EncoderConfig:
     )
 
 
-def vision_config(model: Section, decoder: Section) -> VisionConfig:
+def vision_config(model: Section, decoder: Section, vocab_size: int) -> VisionConfig:
     """`model.vision` and `model.embedding`."""
     vision, embedding = model.section("vision"), model.section("embedding")
     inputs, outputs = vision.section("inputs", optional=True), vision.section("outputs", optional=True)
@@ -383,6 +383,7 @@ def vision_config(model: Section, decoder: Section) -> VisionConfig:
             embeddings=made.text("inputs_embeds", "inputs_embeds"),
             target=decoder.section("inputs", optional=True).text("inputs_embeds", "inputs_embeds"),
         ),
+        placeholder=model.token("image_token_id", vocab_size),
         grid=inputs.text("image_grid_thw", "image_grid_thw") if model.value.get("type") in QWEN_TYPES else "",
         merge=vision.positive("spatial_merge_size") if "spatial_merge_size" in vision.value else 2,
     )
