@@ -17,7 +17,8 @@ import pytest
 import capstan
 from capstan import BindingError, ConfigError, PictureError, UnsupportedModelError, genai
 from capstan.device import host_sampled
-from capstan.device.rope_tables import PictureSpan, RopeTables, turned
+from capstan.device.cache_rows import PictureSpan
+from capstan.device.rope_tables import RopeTables, turned
 from capstan.genai.multimodal_processor import pictures_of
 from capstan.generation.chat_prompt import ChatPrompts
 from capstan.graph import LongRope, RopeTable, TableRows

@@ -1,10 +1,11 @@
-"""Key/value caches of one sequence as others of the model may take them over: their first positions are copied."""
+"""Rows of one sequence: caches whose first positions others of the model may copy, and places of pictures."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-__all__ = ["CacheRows"]
+__all__ = ["CacheRows", "PictureSpan"]
 
 
 class CacheRows(Protocol):
@@ -31,3 +32,12 @@ class CacheRows(Protocol):
 
     def free(self) -> None:
         """Free the memory of a copy; it cannot be used again. The caches of a sequence are not changed."""
+
+
+@dataclass(frozen=True)
+class PictureSpan:
+    """The places of a picture's features in a sequence, row by row."""
+
+    start: int
+    rows: int
+    columns: int

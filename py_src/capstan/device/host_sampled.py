@@ -22,10 +22,10 @@ from .shortlist import ScoredToken, Shortlist
 from .snapshots import Snapshots
 
 if TYPE_CHECKING:
+    from .cache_rows import PictureSpan
     from .device_interface import BoundSpan
     from .lora_weights import LoraWeights
     from .picture_encoder import PictureEncoder
-    from .rope_tables import PictureSpan
     from .speech_encoder import SpeechEncoder
 
 __all__ = ["HostSampledDecoder", "HostSampledModel", "Runner", "undraftable"]

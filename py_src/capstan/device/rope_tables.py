@@ -13,19 +13,11 @@ from functools import lru_cache
 from math import cos, sin
 
 from ..graph import ComputedRows, LongRope, TableRows
+from .cache_rows import PictureSpan
 from .element_types import byte_count
 from .noted_graphs import OpenWeights
 
-__all__ = ["PictureSpan", "RopeTables", "places", "read_rows", "read_tables"]
-
-
-@dataclass(frozen=True)
-class PictureSpan:
-    """The places of a picture's features in a sequence, row by row."""
-
-    start: int
-    rows: int
-    columns: int
+__all__ = ["RopeTables", "places", "read_rows", "read_tables"]
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from .cache_rows import CacheRows
 from .shortlist import ScoredToken, Shortlist
 
 if TYPE_CHECKING:
+    from .cache_rows import PictureSpan
     from .carried_tensor import CarriedTensor
     from .device_interface import BoundSpan
     from .lora_weights import LoraWeights
-    from .rope_tables import PictureSpan
 
 __all__ = [
     "COUNTER_NAMES",

@@ -32,7 +32,7 @@ from .span_checks import INDEX_BYTES
 
 if TYPE_CHECKING:
     from ..graph import GraphDescription
-    from .rope_tables import PictureSpan
+    from .cache_rows import PictureSpan
 
 __all__ = [
     "KINDS",

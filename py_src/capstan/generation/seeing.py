@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from ..device.cache_rows import PictureSpan
 from ..device.prefix_cache import Content
-from ..device.rope_tables import PictureSpan
 from ..device.row_interface import DecoderRow, RowDecoder, SeeingRow
 from ..errors import PictureError
 from ..host.spans import span

@@ -13,13 +13,14 @@ import onnxruntime
 from ...errors import ClosedError, PromptError, ValidationError
 from ...graph import GraphDescription, StateTensor
 from ...graph.logits_to_keep import logits_to_keep
+from ..cache_rows import PictureSpan
 from ..carried_tensor import CarriedTensor, carried
 from ..device_interface import BoundSpan
 from ..host_memory import view_of
 from ..host_sampled import undraftable
 from ..lora_weights import LoraGraph, LoraWeights
 from ..picture_encoder import host_tensor
-from ..rope_tables import PictureSpan, RopeTables
+from ..rope_tables import RopeTables
 from ..run_input import HostTensor, Room
 from ..run_inputs import LongRope, Placed, run_inputs
 from ..snapshots import EMPTY

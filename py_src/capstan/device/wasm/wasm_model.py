@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from ...graph import GraphDescription
 from ...model_files.genai_config import GenaiConfig
+from ..cache_rows import PictureSpan
 from ..carried_tensor import CarriedTensor, carried
 from ..device_interface import BoundSpan
 from ..element_types import byte_count
@@ -16,7 +17,7 @@ from ..host_sampled import PREFILL_CHUNK, HostSampledDecoder, HostSampledModel, 
 from ..lora_weights import LoraGraph, LoraWeights, silent
 from ..model_memory import ModelMemory
 from ..picture_encoder import host_tensor
-from ..rope_tables import PictureSpan, RopeTables
+from ..rope_tables import RopeTables
 from ..run_input import HostTensor, Room, RunInput
 from ..run_inputs import Ids, LongRope, Mask, Placed, Positions, run_inputs
 from ..speech_encoder import on_host

@@ -38,8 +38,8 @@ from .tapes.row_tapes import RowTape
 from .tapes.tape_scratch import TapeScratch
 
 if TYPE_CHECKING:
+    from ..cache_rows import PictureSpan
     from ..device_interface import BoundSpan
-    from ..rope_tables import PictureSpan
     from .tapes.decode_step import DecodeStep
 
 __all__ = ["WebGpuDecoder"]

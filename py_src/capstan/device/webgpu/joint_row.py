@@ -16,8 +16,8 @@ from .sampled_rows import SampledRow
 from .sliding import reached
 
 if TYPE_CHECKING:
+    from ..cache_rows import PictureSpan
     from ..device_interface import BoundSpan
-    from ..rope_tables import PictureSpan
 
 __all__ = ["JointRow"]
 

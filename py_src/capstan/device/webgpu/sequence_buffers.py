@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 
 from ...graph import CachePair, GraphDescription, LeftOut, StateTensor
 from ...memory import SNAPSHOTS, BufferRequest, DeviceBuffer, DeviceSpan, Loan, pack
+from ..cache_rows import PictureSpan
 from ..device_interface import BoundSpan, DeviceInterface
 from ..element_types import byte_count
 from ..lora_weights import LoraWeights
-from ..rope_tables import PictureSpan, RopeTables
+from ..rope_tables import RopeTables
 from ..run_input import Room, Run, RunInput
 from ..run_inputs import CrossCaches, LongRope, Placed, run_inputs, sequence_items
 from ..snapshots import EMPTY
