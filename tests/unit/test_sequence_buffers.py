@@ -11,8 +11,8 @@ import pytest
 
 from capstan import graph
 from capstan.device.cache_rows import PictureSpan
-from capstan.device.rope_tables import RopeTables, turned
 from capstan.device.host_memory import view_of
+from capstan.device.rope_tables import RopeTables, turned
 from capstan.device.webgpu.sequence_buffers import SequenceBuffers
 from capstan.graph import LongRope, RopeTable, TableRows
 from capstan.memory import DeviceSpan, Loan
