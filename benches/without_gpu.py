@@ -1,15 +1,19 @@
 """Capstan on `wasm` beside wllama on its CPU, one GGUF file, in a browser without WebGPU: start, first token, pace.
 
-usage: python3 benches/without_gpu.py FILE.gguf [--tokens N] [--rounds N] [--starts N] [--threads N] [--browser PATH]
+usage: python3 benches/without_gpu.py FILE.gguf [--tokens N] [--words N] [--rounds N] [--starts N] [--threads N]
+       [--browser PATH]
 
 A start lasts from the navigation to the first token, in a page with one engine: a first visit with nothing stored, then
 a warm one with what the first stored; the engines take turns. For the pace, both answer one prompt greedily by turns in
-one page. Medians are printed, and the whole as JSON. Run it on a machine that does nothing else.
+one page. Medians are printed, and the whole as JSON. `--threads 1` serves a page that is not cross-origin isolated, so
+that both have one thread; else wllama takes so many, Capstan one for each core up to 4. `--words N` makes the prompt so
+many words long. Run it on a machine that does nothing else.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import subprocess
@@ -61,7 +65,7 @@ def about(browser: Path) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file", type=Path)
-    for name, default in (("tokens", 64), ("rounds", 3), ("starts", 3), ("threads", 2)):
+    for name, default in (("tokens", 64), ("words", 0), ("rounds", 3), ("starts", 3), ("threads", 2)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--browser", type=Path, default=Path("/usr/bin/chromium"))
     given = parser.parse_args()
@@ -70,8 +74,10 @@ def main() -> int:
     packages = {"wllama": ROOT / "wllama"} if PACKED else install(["wllama"])
     server = BenchServer(SITE, ROOT / "benches/page", packages, {given.file.name: given.file.resolve()})
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    args = {"engines": ENGINES, "file": given.file.name, "prompt": PROMPT}
-    args |= {name: getattr(given, name) for name in ("tokens", "rounds", "threads")}
+    server.isolated = given.threads > 1
+    prompt = " ".join(itertools.islice(itertools.cycle(PROMPT.split()), given.words)) or PROMPT
+    args = {"engines": ENGINES, "file": given.file.name, "prompt": prompt}
+    args |= {name: getattr(given, name) for name in ("tokens", "words", "rounds", "threads")}
     starts: dict[str, dict[str, list[float]]] = {name: {"first visit": [], "warm": []} for name in ENGINES}
     for turn in range(given.starts):
         for name in ENGINES[:: 1 - 2 * (turn % 2)]:
@@ -94,7 +100,18 @@ def main() -> int:
                 f"{1000 / each:.1f} tokens/s, {given.tokens} tokens in {whole:.0f} ms, the first after {first:.0f}"
             ]
         print(f"{name}: {', '.join(told)}", file=sys.stderr)
-    print(json.dumps({**about(given.browser), "file": given.file.name, "starts": starts, "pace": pace}))
+    print(
+        json.dumps(
+            {
+                **about(given.browser),
+                "file": given.file.name,
+                "words": given.words,
+                "threads": given.threads,
+                "starts": starts,
+                "pace": pace,
+            }
+        )
+    )
     return 0
 
 

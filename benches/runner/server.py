@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from capstan_host.headless.served_files import FilePart, open_below
-from capstan_host.headless.static_server import StaticHandler
+from capstan_host.headless.static_server import ISOLATION, StaticHandler
 from capstan_host.site_server import SiteServer
 
 from .external_data import split_data
@@ -56,6 +56,10 @@ class BenchHandler(StaticHandler):
         self.send_response(HTTPStatus.NO_CONTENT)
         self.end_headers()
 
+    def send_header(self, keyword: str, value: str) -> None:
+        if self.server.isolated or keyword not in ISOLATION:
+            super().send_header(keyword, value)
+
     def end_headers(self) -> None:
         self.send_header("Content-Security-Policy", POLICY)
         super().end_headers()
@@ -66,6 +70,8 @@ class BenchServer(SiteServer):
 
     def __init__(self, site: Path, page: Path, packages: Mapping[str, Path], models: Mapping[str, Path]) -> None:
         self.page = page
+        self.isolated = True
+        """Whether pages are cross-origin isolated, so that engines have threads."""
         self.packages = packages
         self.steps: Sequence[Step] = ()
         self.posted: queue.Queue[tuple[str, Any]] = queue.Queue()
