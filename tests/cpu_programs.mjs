@@ -1,4 +1,5 @@
-// Answers lines of JSON: {program, threads, files} opens a program over data files (base64, by name); {ids, past, kept}
+// Answers lines of JSON: {program, threads, files, most} opens a program over data files (base64, by name) where
+// shared memory may have so many pages; {ids, past, kept}
 // runs tokens of its sequence and is answered by the logits, {image, words, given} runs words over a memory and is
 // answered by that memory, both in base64; {whole} is answered by the memory of the program,
 // {peaks} by those of the last logits.
@@ -14,11 +15,19 @@ import { compileKernels, instantiate } from "../web/src/worker/cpu/kernels.ts";
 if (process.argv[2] === "relaxed") setFlagsFromString("--experimental-wasm-relaxed-simd");
 const base64 = (array) => Buffer.from(array.buffer, array.byteOffset, array.byteLength).toString("base64");
 const buffer = (array) => ({ getBuffer: () => ({ data: new Uint8Array(array.buffer), release() {} }) });
-let engine, sequence, told, logits, peaks;
+let engine, sequence, told, logits, peaks, reserved;
 const PART = 10007;
 
 const answers = {
-  async program({ program, threads, files, spec }) {
+  async program({ program, threads, files, spec, most }) {
+    const { Memory } = WebAssembly;
+    WebAssembly.Memory = class extends Memory {
+      constructor(told) {
+        if (told.shared && told.maximum > most) throw new RangeError("too few addresses");
+        reserved = told.maximum;
+        super(told);
+      }
+    };
     engine = await CpuEngine.open({ base: "file:///", places: {} }, program, threads);
     for (const [name, text] of Object.entries(files)) {
       const [data, target] = [Buffer.from(text, "base64"), engine.target(name)];
@@ -30,7 +39,8 @@ const answers = {
       }
     }
     sequence = engine.decoder((told = spec));
-    return JSON.stringify({ threads: engine.threads, relaxed: engine.relaxed });
+    WebAssembly.Memory = Memory;
+    return JSON.stringify({ threads: engine.threads, relaxed: engine.relaxed, alone: engine.alone, reserved });
   },
   async ids({ ids, past, kept }) {
     const given = BigInt64Array.from(ids, BigInt);

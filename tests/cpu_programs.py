@@ -23,7 +23,7 @@ from capstan.model_files.gguf.gguf_config import gguf_decoder
 from tests.gguf_models import FIXTURES, Made
 from tests.node import started
 
-__all__ = ["ROOM", "Definition", "asked", "gguf_graph", "kernels", "logits", "opened"]
+__all__ = ["ROOM", "Definition", "asked", "gguf_graph", "kernels", "logits", "opened", "tried"]
 
 SERVER = Path(__file__).with_name("cpu_programs.mjs")
 ROOM = 512
@@ -52,16 +52,28 @@ def gguf_graph(made: Made, context: int) -> WasmGraph:
     return prepare(made.graph(), replace(config, decoder=decoder, vocab_size=rows, context_length=context), 0)
 
 
+def tried(
+    node: subprocess.Popen[str],
+    made: CpuProgram,
+    found: WasmGraph,
+    files: Mapping[str, bytes],
+    threads: int,
+    most: int = 1 << 16,
+) -> dict[str, Any]:
+    """What Node says to a program over data files, where shared memory may have `most` pages."""
+    caches = [(pair.past, pair.present, "float32", pair.dims(1, ROOM)) for pair in found.about.cache]
+    told = {name: b64encode(data).decode() for name, data in files.items()}
+    spec, program = json.dumps({"caches": caches}), json.dumps(made.as_json())
+    answer: dict[str, Any] = json.loads(asked(node, program=program, threads=threads, files=told, spec=spec, most=most))
+    return answer
+
+
 def opened(
     node: subprocess.Popen[str], found: WasmGraph, context: int, files: Mapping[str, bytes], threads: int = 1
 ) -> CpuProgram:
     """The program of a graph, open in Node over its data files."""
     made = planned(found, threads, context)
-    caches = [(pair.past, pair.present, "float32", pair.dims(1, context)) for pair in found.about.cache]
-    told = {name: b64encode(data).decode() for name, data in files.items()}
-    spec = json.dumps({"caches": caches})
-    answer = asked(node, program=json.dumps(made.as_json()), threads=threads, files=told, spec=spec)
-    assert json.loads(answer)["threads"] == threads
+    assert tried(node, made, found, files, threads)["threads"] == threads
     return made
 
 

@@ -7,6 +7,7 @@ import json
 import struct
 import subprocess
 from base64 import b64decode, b64encode
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ from capstan.device.wasm.wasm_model import wasm_memory
 from capstan.fallback import fallbacks
 from capstan.graph import parse
 from capstan.model_files.gguf.header import GgmlType
-from tests.cpu_programs import ROOM, Definition, asked, gguf_graph, kernels, logits, opened
+from tests.cpu_programs import ROOM, Definition, asked, gguf_graph, kernels, logits, opened, tried
 from tests.gguf_models import FURTHER, MIXED, Made, make
 from tests.unit.fixture_models import config_of
 
@@ -317,6 +318,19 @@ def test_threads_wait_seven_times_a_layer() -> None:
         assert made.waits(1) == layer * layers + 5
         assert f"in 2 threads, which wait {made.waits(1)} times" in made.about(2)
         assert made.operations > 14 * layers
+
+
+def test_threads_have_as_much_memory_as_the_browser_gives(node: subprocess.Popen[str]) -> None:
+    """What caches may need is asked first, then less; without shared memory there is one thread, and a reason."""
+    found, data = graph_of("nano-llama"), (FIXTURES / "nano-llama" / "model.onnx.data").read_bytes()
+    made = replace(planned(found, 2, 256), growth=1 << 30)
+    for most, reserved in ((1 << 16, 8 + (1 << 14)), (1 << 14, 8 + (1 << 13)), (2000, 1032)):
+        answer = tried(node, made, found, {"model.onnx.data": data}, 2, most)
+        assert (answer["threads"], answer["reserved"], answer["alone"]) == (2, reserved, "")
+        asked(node, close=True)
+    answer = tried(node, made, found, {"model.onnx.data": data}, 2, 100)
+    assert (answer["threads"], answer["alone"]) == (1, "there is no shared memory for it")
+    assert np.array_equal(logits(node, IDS, 0, 1)[0], Definition(node, made).logits(IDS))
 
 
 def test_the_memory_of_a_program_is_told() -> None:

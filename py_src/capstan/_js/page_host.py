@@ -287,7 +287,7 @@ async def with_weights(program: CpuProgram, threads: int, external: ExternalData
     with phase("session"):
         session = JsWasmSession(await host_calls.open_program(program, threads))
     if session.threads < threads:
-        fall_back("threads on the CPU", "a worker did not start", "one thread computes")
+        fall_back("threads on the CPU", session.alone, "one thread computes")
     try:
         with phase("weights"):
             for location, end in external.ends.items():

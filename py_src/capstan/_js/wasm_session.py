@@ -29,6 +29,11 @@ class JsWasmSession:
         """The threads of a program; a session of onnxruntime-web does not tell them."""
         return int(self._js.threads)
 
+    @property
+    def alone(self) -> str:
+        """Why a program has one thread where more were wanted."""
+        return str(self._js.alone)
+
     def target(self, location: str) -> Any:
         """Takes a data file with weights of a program (web/src/worker/cpu/coming_weights.ts)."""
         return self._js.target(location)

@@ -143,6 +143,8 @@ class CpuProgram:
     """Bytes of it for each thread."""
     position: int
     """Bytes of one position of all caches."""
+    growth: int
+    """Bytes that caches may need: those of two sequences of the longest length."""
     end: int
     """Bytes of the memory before caches."""
 

@@ -129,6 +129,7 @@ class Planner:
         program = self._memory.hold(FLOAT * len(self._words))
         score_bytes = aligned(FLOAT * max(self._context, LARGEST_HEAD))
         scores = self._memory.hold(score_bytes * self._threads)
+        position = sum(size for _, size in self._caches.values())
         return CpuProgram(
             words=tuple(with_waits(self._words)),
             weights=self._weights.all(),
@@ -139,7 +140,8 @@ class Planner:
             vocab=about.vocab_size,
             scores=scores,
             score_bytes=score_bytes,
-            position=sum(size for _, size in self._caches.values()),
+            position=position,
+            growth=2 * position * self._context,
             end=self._memory.end,
         )
 

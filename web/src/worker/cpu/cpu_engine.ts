@@ -24,6 +24,7 @@ interface CpuProgram {
   scores: number;
   score_bytes: number;
   position: number;
+  growth: number;
   end: number;
   rows: number;
   kept: number;
@@ -46,6 +47,8 @@ interface Place {
 
 /** One program; each sequence is a CpuSequence on it. */
 export class CpuEngine {
+  /** Why there is one thread where more were wanted. */
+  alone = "";
   private closed = false;
   /** Frees the caches of sequences that nobody has closed. */
   private readonly dropped = new FinalizationRegistry<Place>((place) => this.give(place));
@@ -63,13 +66,17 @@ export class CpuEngine {
   /** With `threads` above 1 memory is shared. Runs need the weights, which `target` takes. */
   static async open(assets: Assets, told: string, threads: number): Promise<CpuEngine> {
     const program = JSON.parse(told) as CpuProgram;
-    const shared = threads > 1;
-    const memory = new CpuMemory(program.end, shared);
+    let memory = threads > 1 ? sharedMemory(program) : null;
+    const shared = memory !== null;
+    memory ??= new CpuMemory(program.end, program.growth, false);
     const { module, relaxed } = await compileKernels(shared);
     const weights = new ComingWeights(program.weights, memory);
     new Uint32Array(memory.buffer, program.program).set(program.words);
     const workers = shared ? await startThreads(assets, module, memory.memory, threads) : [];
-    return new CpuEngine(program, memory, weights, await instantiate(module, memory.memory), workers, relaxed);
+    const kernels = await instantiate(module, memory.memory);
+    const found = new CpuEngine(program, memory, weights, kernels, workers, relaxed);
+    if (found.threads < threads) found.alone = shared ? "a worker did not start" : "there is no shared memory for it";
+    return found;
   }
 
   /** Takes a data file with weights of this program. */
@@ -130,6 +137,15 @@ export class CpuEngine {
     const { program, words, scores, score_bytes } = this.program;
     const given: RunArguments = [program, words.length / WORDS, rows, past, kept, address, room, scores, score_bytes];
     runInThreads(this.kernels, this.memory.buffer, given, this.threads);
+  }
+}
+
+/** Memory for threads; none where the browser has too little. */
+function sharedMemory({ end, growth }: CpuProgram): CpuMemory | null {
+  try {
+    return new CpuMemory(end, growth, true);
+  } catch {
+    return null;
   }
 }
 

@@ -4,6 +4,8 @@ import { EngineError } from "../../wire/errors";
 
 const PAGE = 65536;
 const MOST_PAGES = 65536;
+/** Pages for caches, 64 MB, without which memory is of no use. */
+const LEAST_GROWTH = 1024;
 
 export class CpuMemory {
   readonly memory: WebAssembly.Memory;
@@ -11,15 +13,12 @@ export class CpuMemory {
   private free: [address: number, bytes: number][] = [];
   private end: number;
 
-  /** `planned` bytes are at the start. */
-  constructor(planned: number, shared: boolean) {
+  /** `planned` bytes are at the start, about `growth` may come. */
+  constructor(planned: number, growth: number, shared: boolean) {
     this.end = planned;
-    try {
-      const initial = Math.ceil(planned / PAGE);
-      this.memory = new WebAssembly.Memory({ initial, maximum: MOST_PAGES, shared });
-    } catch (error) {
-      throw outOfMemory(planned, error);
-    }
+    const initial = Math.ceil(planned / PAGE);
+    const wanted = Math.min(MOST_PAGES, initial + Math.ceil(growth / PAGE));
+    this.memory = reserved(initial, shared ? wanted : MOST_PAGES, planned, shared);
   }
 
   get buffer(): ArrayBufferLike {
@@ -58,6 +57,16 @@ export class CpuMemory {
     const last = joined.at(-1);
     if (last && last[0] + last[1] === this.end) this.end = joined.pop()![0];
     this.free = joined;
+  }
+}
+
+/** Browsers keep addresses for the most that shared memory may grow, and phones have few: less growth is tried then. */
+function reserved(initial: number, most: number, bytes: number, shared: boolean): WebAssembly.Memory {
+  try {
+    return new WebAssembly.Memory({ initial, maximum: most, shared });
+  } catch (error) {
+    if (most <= initial + LEAST_GROWTH) throw outOfMemory(bytes, error);
+    return reserved(initial, Math.max(initial + LEAST_GROWTH, Math.floor((initial + most) / 2)), bytes, shared);
   }
 }
 
