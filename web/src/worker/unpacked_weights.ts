@@ -29,6 +29,8 @@ export interface Blocks {
   minima?: boolean;
   /** The places in a block of the float16 of which its d, and then its m, are multiples. */
   halves?: number[];
+  /** The place of the numbers in a block of 32 that has them as packed weights have them, after the float16 of d and m. */
+  numbersAt?: number;
   /** The q of each stored number; without it they are the stored numbers. */
   table?: Int8Array;
   /** Write the stored numbers of the block at a byte. */
@@ -118,12 +120,20 @@ const OF_32 = { elements: 256, group: 32 };
 const OF_16 = { elements: 256, group: 16 };
 
 export const BLOCKS: Record<number, Blocks> = {
-  [Q4_0]: { ...SMALL, bytes: 18, zero: 8, scales: oneScale, numbers: (from, at, q) => nibbles(from, at + 2, 1, 16, q) },
+  [Q4_0]: {
+    ...SMALL,
+    bytes: 18,
+    zero: 8,
+    numbersAt: 2,
+    scales: oneScale,
+    numbers: (from, at, q) => nibbles(from, at + 2, 1, 16, q),
+  },
   [Q4_1]: {
     ...SMALL,
     bytes: 20,
     zero: 0,
     minima: true,
+    numbersAt: 4,
     scales: oneMinimum,
     numbers: (from, at, q) => nibbles(from, at + 4, 1, 16, q),
   },
@@ -131,6 +141,7 @@ export const BLOCKS: Record<number, Blocks> = {
     ...SMALL,
     bytes: 34,
     zero: 128,
+    numbersAt: 2,
     scales: oneScale,
     numbers: (from, at, q) => {
       for (let i = 0; i < 32; i++) q[i] = from[at + 2 + i]! ^ 128;

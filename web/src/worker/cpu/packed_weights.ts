@@ -1,7 +1,7 @@
 // Writes weights into the memory of a program, packed as web/kernels/packed.ts reads them.
 
 import { fromHalf, toHalf } from "../half";
-import { BLOCKS, type Files, sourceRow, unpack, type UnpackedWeight } from "../unpacked_weights";
+import { type Blocks, BLOCKS, type Files, sourceRow, unpack, type UnpackedWeight } from "../unpacked_weights";
 import type { WideWeight } from "../wide_weights";
 
 /** A weight of capstan.device.wasm.cpu_program: floats of a data file or made ones, or packed ones of `n` rows and `k`
@@ -81,7 +81,8 @@ function packParts(weight: CpuWeight, { file, parts }: UnpackedWeight, files: Fi
   for (const [offset, length, , change] of parts) {
     if (change?.[0] !== "unpack") throw new Error(`${String(change)} in a packed weight`);
     const [, type, , rows, , , , halves] = change;
-    const { bytes, elements, group, zero, minima, table, numbers, scales, halves: places = [] } = BLOCKS[type]!;
+    const kind = BLOCKS[type]!;
+    const { bytes, elements, group, zero, minima, table, numbers, scales, halves: places = [] } = kind;
     const from = files.get(file)!.subarray(offset, offset + length);
     const parted = Array.from({ length: k / elements }, (_, i) => ({
       q: row.q.subarray(i * elements, (i + 1) * elements),
@@ -90,6 +91,10 @@ function packParts(weight: CpuWeight, { file, parts }: UnpackedWeight, files: Fi
     }));
     for (let each = 0; each < rows; each++) {
       let at = sourceRow(each, halves) * (length / rows);
+      if (kind.numbersAt !== undefined) {
+        copyRow(weight, memory, kind, from, at, first + each);
+        continue;
+      }
       let wholes = 0;
       for (const { q, d, m } of parted) {
         numbers(from, at, q);
@@ -103,6 +108,36 @@ function packParts(weight: CpuWeight, { file, parts }: UnpackedWeight, files: Fi
       write(first + each, row);
     }
     first += rows;
+  }
+}
+
+/** Pack a row whose numbers and float16 are as its group has them. */
+function copyRow(
+  { address, k, form }: CpuWeight,
+  memory: ArrayBufferLike,
+  { bytes: step, numbersAt }: Blocks,
+  from: Uint8Array,
+  at: number,
+  index: number,
+): void {
+  const count = form & 1 ? BLOCK : BLOCK / 2;
+  const heads = numbersAt! / 2;
+  const size = GROUP * (2 * heads + count);
+  const bytes = new Uint8Array(memory, address + Math.floor(index / GROUP) * (k / BLOCK) * size, (k / BLOCK) * size);
+  const lane = index % GROUP;
+  for (let to = 0; to < bytes.length; to += size, at += step) {
+    for (let head = 0; head < heads; head++) {
+      bytes[to + 16 * head + 2 * lane] = from[at + 2 * head]!;
+      bytes[to + 16 * head + 2 * lane + 1] = from[at + 2 * head + 1]!;
+    }
+    const first = to + 16 * heads + 4 * lane;
+    // Four columns of each row are side by side.
+    for (let i = 0, into = first, source = at + numbersAt!; i < count; i += 4, into += 4 * GROUP, source += 4) {
+      bytes[into] = from[source]!;
+      bytes[into + 1] = from[source + 1]!;
+      bytes[into + 2] = from[source + 2]!;
+      bytes[into + 3] = from[source + 3]!;
+    }
   }
 }
 
