@@ -27,10 +27,6 @@ export interface Blocks {
   group: number;
   zero: number;
   minima?: boolean;
-  /** The places in a block of the float16 of which its d, and then its m, are multiples. */
-  halves?: number[];
-  /** The place of the numbers in a block of 32 that has them as packed weights have them, after the float16 of d and m. */
-  numbersAt?: number;
   /** The q of each stored number; without it they are the stored numbers. */
   table?: Int8Array;
   /** Write the stored numbers of the block at a byte. */
@@ -97,19 +93,22 @@ function sixBits(from: Uint8Array, at: number, d: Float32Array, m: Float32Array)
 }
 
 /** The numbers that types have in a file. */
-const Q4_0 = 2;
-const Q4_1 = 3;
-const Q5_0 = 6;
-const Q5_1 = 7;
-const Q8_0 = 8;
-const Q2_K = 10;
-const Q3_K = 11;
-const Q4_K = 12;
-const Q5_K = 13;
-const Q6_K = 14;
-const IQ4_NL = 20;
-const IQ4_XS = 23;
-const MXFP4 = 39;
+export const TYPES = {
+  Q4_0: 2,
+  Q4_1: 3,
+  Q5_0: 6,
+  Q5_1: 7,
+  Q8_0: 8,
+  Q2_K: 10,
+  Q3_K: 11,
+  Q4_K: 12,
+  Q5_K: 13,
+  Q6_K: 14,
+  IQ4_NL: 20,
+  IQ4_XS: 23,
+  MXFP4: 39,
+};
+const { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4 } = TYPES;
 
 /** Types whose 32 elements share d, the first number of a block, and m, the second one. */
 const SMALL = { elements: 32, group: 32 };
@@ -124,7 +123,7 @@ export const BLOCKS: Record<number, Blocks> = {
     ...SMALL,
     bytes: 18,
     zero: 8,
-    numbersAt: 2,
+
     scales: oneScale,
     numbers: (from, at, q) => nibbles(from, at + 2, 1, 16, q),
   },
@@ -133,7 +132,6 @@ export const BLOCKS: Record<number, Blocks> = {
     bytes: 20,
     zero: 0,
     minima: true,
-    numbersAt: 4,
     scales: oneMinimum,
     numbers: (from, at, q) => nibbles(from, at + 4, 1, 16, q),
   },
@@ -141,7 +139,7 @@ export const BLOCKS: Record<number, Blocks> = {
     ...SMALL,
     bytes: 34,
     zero: 128,
-    numbersAt: 2,
+
     scales: oneScale,
     numbers: (from, at, q) => {
       for (let i = 0; i < 32; i++) q[i] = from[at + 2 + i]! ^ 128;
@@ -204,7 +202,6 @@ export const BLOCKS: Record<number, Blocks> = {
     bytes: 144,
     zero: 0,
     minima: true,
-    halves: [0, 2],
     scales: sixBits,
     numbers: (from, at, q) => nibbles(from, at + 16, 4, 32, q),
   },
@@ -223,7 +220,6 @@ export const BLOCKS: Record<number, Blocks> = {
     ...OF_16,
     bytes: 210,
     zero: 32,
-    halves: [208],
     numbers: (from, at, q) => {
       nibbles(from, at, 2, 64, q);
       addBits(from, at + 128, 2, 32, 2, q, 4);

@@ -1,7 +1,8 @@
 // Writes weights into the memory of a program, packed as web/kernels/packed.ts reads them.
 
 import { fromHalf, toHalf } from "../half";
-import { type Blocks, BLOCKS, type Files, sourceRow, unpack, type UnpackedWeight } from "../unpacked_weights";
+import { BLOCKS, type Files, sourceRow, unpack, type UnpackedWeight } from "../unpacked_weights";
+import { type BlockCopy, COPIES } from "./packed_blocks";
 import type { WideWeight } from "../wide_weights";
 
 /** A weight of capstan.device.wasm.cpu_program: floats of a data file or made ones, or packed ones of `n` rows and `k`
@@ -19,8 +20,6 @@ export interface CpuWeight {
 
 const GROUP = 8;
 const BLOCK = 32;
-/** Elements of K types that share two float16. */
-const WHOLE = 256;
 
 /** See capstan.device.wasm.cpu_program. */
 enum Scales {
@@ -33,13 +32,12 @@ enum Scales {
 
 /**
  * The numbers of a row, with signs in 8 bits, and for each block of it a scale and a minimum: a weight is number * scale +
- * minimum. K types have two float16 for each 256 elements, of which scales and minima are multiples.
+ * minimum.
  */
 interface Row {
   q: Uint8Array;
   d: Float32Array;
   m: Float32Array;
-  whole: Uint16Array;
 }
 
 /** A part of a data file. */
@@ -74,16 +72,22 @@ export function writeWeight(weight: CpuWeight, files: Files, memory: ArrayBuffer
 /** Pack the tensors of a GGUF file. */
 function packParts(weight: CpuWeight, { file, parts }: UnpackedWeight, files: Files, memory: ArrayBufferLike): void {
   const { k, form } = weight;
-  const eight = form & 1 && form >> 1 !== Scales.Bytes;
+  const eight = form & 1;
   const row = emptyRow(weight);
   const write = rowWriter(weight, memory);
   let first = 0;
   for (const [offset, length, , change] of parts) {
     if (change?.[0] !== "unpack") throw new Error(`${String(change)} in a packed weight`);
     const [, type, , rows, , , , halves] = change;
-    const kind = BLOCKS[type]!;
-    const { bytes, elements, group, zero, minima, table, numbers, scales, halves: places = [] } = kind;
+    const { bytes, elements, group, zero, minima, table, numbers, scales } = BLOCKS[type]!;
     const from = files.get(file)!.subarray(offset, offset + length);
+    const copied = COPIES[type];
+    if (copied) {
+      for (let each = 0; each < rows; each++)
+        copyRow(weight, memory, copied, from, sourceRow(each, halves) * (length / rows), first + each);
+      first += rows;
+      continue;
+    }
     const parted = Array.from({ length: k / elements }, (_, i) => ({
       q: row.q.subarray(i * elements, (i + 1) * elements),
       d: row.d.subarray((i * elements) / group, ((i + 1) * elements) / group),
@@ -91,15 +95,9 @@ function packParts(weight: CpuWeight, { file, parts }: UnpackedWeight, files: Fi
     }));
     for (let each = 0; each < rows; each++) {
       let at = sourceRow(each, halves) * (length / rows);
-      if (kind.numbersAt !== undefined) {
-        copyRow(weight, memory, kind, from, at, first + each);
-        continue;
-      }
-      let wholes = 0;
       for (const { q, d, m } of parted) {
         numbers(from, at, q);
         scales(from, at, d, m);
-        for (const place of places) row.whole[wholes++] = from[at + place]! | (from[at + place + 1]! << 8);
         at += bytes;
       }
       if (table) for (let i = 0; i < k; i++) row.q[i] = table[row.q[i]!]!;
@@ -111,34 +109,17 @@ function packParts(weight: CpuWeight, { file, parts }: UnpackedWeight, files: Fi
   }
 }
 
-/** Pack a row whose numbers and float16 are as its group has them. */
 function copyRow(
-  { address, k, form }: CpuWeight,
+  { address, k }: CpuWeight,
   memory: ArrayBufferLike,
-  { bytes: step, numbersAt }: Blocks,
+  { bytes, packed, elements, copy }: BlockCopy,
   from: Uint8Array,
   at: number,
   index: number,
 ): void {
-  const count = form & 1 ? BLOCK : BLOCK / 2;
-  const heads = numbersAt! / 2;
-  const size = GROUP * (2 * heads + count);
-  const bytes = new Uint8Array(memory, address + Math.floor(index / GROUP) * (k / BLOCK) * size, (k / BLOCK) * size);
-  const lane = index % GROUP;
-  for (let to = 0; to < bytes.length; to += size, at += step) {
-    for (let head = 0; head < heads; head++) {
-      bytes[to + 16 * head + 2 * lane] = from[at + 2 * head]!;
-      bytes[to + 16 * head + 2 * lane + 1] = from[at + 2 * head + 1]!;
-    }
-    const first = to + 16 * heads + 4 * lane;
-    // Four columns of each row are side by side.
-    for (let i = 0, into = first, source = at + numbersAt!; i < count; i += 4, into += 4 * GROUP, source += 4) {
-      bytes[into] = from[source]!;
-      bytes[into + 1] = from[source + 1]!;
-      bytes[into + 2] = from[source + 2]!;
-      bytes[into + 3] = from[source + 3]!;
-    }
-  }
+  const size = (k / elements) * packed;
+  const group = new Uint8Array(memory, address + Math.floor(index / GROUP) * size, size);
+  for (let place = 0; place < size; place += packed, at += bytes) copy(from, at, group, place, index % GROUP);
 }
 
 /** Pack the weight of a MatMulNBits. */
@@ -181,58 +162,31 @@ function packWide(weight: CpuWeight, wide: WideWeight, files: Files, memory: Arr
 }
 
 function emptyRow({ k, form }: CpuWeight): Row {
-  const scales = form >> 1;
-  const blocks = k / (scales === Scales.Sixteen || (form & 1 && scales === Scales.Bytes) ? BLOCK / 2 : BLOCK);
-  const [d, m] = [new Float32Array(blocks), new Float32Array(blocks)];
-  return { q: new Uint8Array(k), d, m, whole: new Uint16Array((2 * k) / WHOLE) };
+  const blocks = k / (form >> 1 === Scales.Sixteen ? BLOCK / 2 : BLOCK);
+  return { q: new Uint8Array(k), d: new Float32Array(blocks), m: new Float32Array(blocks) };
 }
 
-/** Writes one row of a weight into its group. */
+/** Writes one row of a weight into its group, but for Scales.Bytes. */
 function rowWriter({ address, k, form }: CpuWeight, memory: ArrayBufferLike): (index: number, row: Row) => void {
-  const kind = form >> 1;
+  const kind: Scales = form >> 1;
   const eight = form & 1;
-  const whole = kind === Scales.Bytes ? (eight ? 1 : 2) : 0;
-  const scales = [64, 128, 32, 16, 16][kind]!;
+  const scales = [64, 128, 32, 16][kind]!;
   const size = scales + (eight ? 256 : 128);
-  const groupBytes = (k / BLOCK) * size + (k / WHOLE) * 16 * whole;
+  const parts = kind === Scales.Sixteen ? 2 : 1;
   const bytes = new Uint8Array(memory);
   const [halves, floats] = [new Uint16Array(memory), new Float32Array(memory)];
-  const writeScales: ((at: number, lane: number, block: number, row: Row) => void)[] = [
-    (at, lane, block, { d, m }) => {
-      floats[at / 4 + lane] = d[block]!;
-      floats[at / 4 + 8 + lane] = m[block]!;
-    },
-    (at, lane, block, { d, m }) => {
-      for (let part = 0; part < 2; part++) {
-        floats[at / 4 + 8 * part + lane] = d[2 * block + part]!;
-        floats[at / 4 + 16 + 8 * part + lane] = m[2 * block + part]!;
-      }
-    },
-    (at, lane, block, { d, m }) => {
-      halves[at / 2 + lane] = toHalf(d[block]!);
-      halves[at / 2 + 8 + lane] = toHalf(m[block]!);
-    },
-    (at, lane, block, { d }) => void (halves[at / 2 + lane] = toHalf(d[block]!)),
-    (at, lane, block, { d, m, whole: of }) => {
-      const first = whole * Math.floor((block * BLOCK) / WHOLE);
-      const factors = eight
-        ? [fromHalf(of[first]!), fromHalf(of[first]!)]
-        : [fromHalf(of[first]!), fromHalf(of[first + 1]!)];
-      const given = eight ? [d[2 * block]!, d[2 * block + 1]!] : [d[block]!, -m[block]!];
-      for (let part = 0; part < 2; part++) bytes[at + 8 * part + lane] = Math.round(given[part]! / factors[part]!);
-    },
-  ];
-  const write = writeScales[kind]!;
-  return (index, row) => {
+  return (index, { q, d, m }) => {
     const lane = index % GROUP;
-    const { q } = row;
-    let at = address + Math.floor(index / GROUP) * groupBytes;
+    let at = address + Math.floor(index / GROUP) * (k / BLOCK) * size;
     for (let block = 0, e = 0; block < k / BLOCK; block++, at += size, e += BLOCK) {
-      if (whole && e % WHOLE === 0)
-        for (let part = 0; part < whole; part++, at += 16)
-          // Minima are subtracted.
-          halves[at / 2 + lane] = row.whole[(e / WHOLE) * whole + part]! ^ (part << 15);
-      write(at, lane, block, row);
+      if (kind === Scales.Halves || kind === Scales.Centred) {
+        halves[at / 2 + lane] = toHalf(d[block]!);
+        if (kind === Scales.Halves) halves[at / 2 + 8 + lane] = toHalf(m[block]!);
+      } else
+        for (let part = 0; part < parts; part++) {
+          floats[at / 4 + 8 * part + lane] = d[block * parts + part]!;
+          floats[at / 4 + 8 * (parts + part) + lane] = m[block * parts + part]!;
+        }
       const to = at + scales + 4 * lane;
       if (eight)
         for (let i = 0; i < BLOCK; i++) bytes[to + 128 * (i >> 4) + 32 * ((i & 15) >> 2) + (i & 3)] = q[e + i]!;
