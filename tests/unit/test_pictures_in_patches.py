@@ -21,7 +21,9 @@ from capstan.device.cache_rows import PictureSpan
 from capstan.device.rope_tables import RopeTables, turned
 from capstan.genai.multimodal_processor import pictures_of
 from capstan.generation.chat_prompt import ChatPrompts
+from capstan.generation.conversation import Conversation
 from capstan.graph import LongRope, RopeTable, TableRows
+from capstan.host import current_host
 from capstan.tokenizer import Tokenizer
 from tests.pictures import checks, gradient, png_file
 
@@ -227,6 +229,33 @@ def test_a_chat_has_the_ids_of_the_processor(model: genai.Model) -> None:
     assert [(each.start, each.end - each.start) for each in made.contents] == [(starts[0] + 1, 15), (starts[1] + 1, 10)]
 
 
+def test_later_turns_keep_a_picture_and_count_on_after_a_further_one(model: genai.Model, there: Any) -> None:
+    params = capstan.GeneratorParams(model.capstan)
+    params.set_search_options(do_sample=False, max_length=256)
+    prompts = ChatPrompts(Tokenizer(model.capstan), model.capstan)
+    talk = Conversation(prompts, capstan.Generator(model.capstan, params))
+    turns: list[tuple[str, list[Any]]] = [("user", [GRADIENT, "Look"]), ("assistant", ["x"])]
+    turns += [("user", ["Describe"]), ("assistant", ["y"]), ("user", [CHECKS, "this"])]
+    text, messages, seen = "", list[Any](), list[bytes]()
+    for role, parts in turns:
+        shown = [{"type": "image", "image": each} if isinstance(each, bytes) else text_part(each) for each in parts]
+        messages.append({"role": role, "content": shown})
+        seen += [each for each in parts if isinstance(each, bytes)]
+        text += f"<|im_start|>{role}: {''.join(SEEN if isinstance(each, bytes) else each for each in parts)}<|im_end|>"
+        if role == "assistant":
+            continue
+        kept = talk.ask(messages, template_str=TEMPLATE)
+        picked: list[int] = []
+        current_host().wait(talk.answer(8, lambda token, _: picked.append(token)))  # noqa: B023
+        given = inputs(native, there, *seen, prompt=text)
+        assert [token for token in picked if token >= 0] == next_ids(generator(native, there, given), 8)
+        assert (kept > 15) == (len(messages) > 1)
+
+
+def text_part(text: str) -> Any:
+    return {"type": "text", "text": text}
+
+
 def refused(kind: type[Exception], message: str, call: Callable[[], Any]) -> None:
     with pytest.raises(kind) as error:
         call()
@@ -321,6 +350,14 @@ def test_the_placeholder_is_that_of_the_configuration_or_else_the_one_of_the_emb
     without(config)
     (tmp_path / "genai_config.json").write_text(json.dumps(config))
     refused(UnsupportedModelError, "input_ids is compared with 287, 288", lambda: genai.Model(str(tmp_path)))
+
+
+def test_fara_is_such_a_model(tmp_path: Path) -> None:
+    made = edited(tmp_path, "genai_config.json", lambda config: config["model"].update(type="fara"))
+    assert (
+        next_ids(generator(genai, made, inputs(genai, made, CHECKS, prompt=CASES["checks"]["prompt"])))
+        == (CASES["checks"]["ids"])
+    )
 
 
 def test_a_model_whose_deeper_layers_take_features_is_refused_by_name(tmp_path: Path) -> None:
