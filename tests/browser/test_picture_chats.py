@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import onnxruntime_genai as native
 import pytest
 from PIL import Image
 from playwright.sync_api import Browser, Page
@@ -19,6 +20,7 @@ from buildtools.site import assemble
 from capstan_host.headless.static_server import running
 from capstan_host.site_server import SiteServer
 from tests.pictures import SEEN, checks, gradient, png_file
+from tests.unit import test_pictures_in_patches as patches
 from tests.unit.test_picture_chats import TEMPLATE, begun, image, said, user
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -46,7 +48,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def page(browser: Browser, folder: Path) -> Iterator[Page]:
-    models = {"sees": folder, "tiles": TILES, "nano-qwen2": FIXTURES / "nano-qwen2"}
+    shutil.copytree(patches.FOLDER, folder.parent / "patches")
+    (folder.parent / "patches/chat_template.jinja").write_text(patches.TEMPLATE)
+    models = {
+        "sees": folder,
+        "patches": folder.parent / "patches",
+        "tiles": TILES,
+        "nano-qwen2": FIXTURES / "nano-qwen2",
+    }
     with running(SiteServer(assemble(), models)) as server:
         context = browser.new_context()
         page = context.new_page()
@@ -128,6 +137,32 @@ def test_a_repository_that_sees_tiles_picks_the_ids_of_transformers(page: Page, 
     pictures = {name: data_url(png_file(rows)) for name, rows in SEEN.items()}
     *found, capture = page.evaluate(ASK, [device, [cases[name] for name in names], pictures])
     assert found == [cases[name]["ids"] for name in names]
+    assert capture == ("off" if device == "wasm" else "tape")
+
+
+IN_PATCHES = """async (device) => {
+  const llm = await load("patches", device);
+  const found = [];
+  for (const parts of [[blob, text("Look")], [blob, text("Look"), otherBlob], [text("Look")]])
+    found.push((await llm.chat([user(...parts)], options).result).tokenIds);
+  found.push(llm.stats().capture);
+  llm.close();
+  return found;
+}"""
+
+
+@pytest.mark.parametrize("device", ["wasm", "webgpu"])
+def test_answers_about_pictures_of_any_size_are_the_native_packages(page: Page, device: str) -> None:
+    *found, capture = page.evaluate(IN_PATCHES, device)
+    there, wanted = native.Model(str(patches.FOLDER)), []
+    for parts, pictures in (
+        (f"{patches.SEEN}Look", [PNG]),
+        (f"{patches.SEEN}Look{patches.SEEN}", [PNG, OTHER]),
+        ("Look", []),
+    ):
+        given = patches.inputs(native, there, *pictures, prompt=f"<|im_start|>user: {parts}<|im_end|>")
+        wanted.append(patches.next_ids(patches.generator(native, there, given), 6))
+    assert found == wanted
     assert capture == ("off" if device == "wasm" else "tape")
 
 
