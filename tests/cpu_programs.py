@@ -60,7 +60,7 @@ def tried(
     threads: int,
     most: int = 1 << 16,
 ) -> dict[str, Any]:
-    """What Node says to a program over data files, where shared memory may have `most` pages."""
+    """The results of a program over data files in Node, where shared memory may have `most` pages."""
     caches = [(pair.past, pair.present, "float32", pair.dims(1, ROOM)) for pair in found.about.cache]
     told = {name: b64encode(data).decode() for name, data in files.items()}
     spec, program = json.dumps({"caches": caches}), json.dumps(made.as_json())
