@@ -321,7 +321,7 @@ def test_threads_wait_seven_times_a_layer() -> None:
 
 
 def test_threads_have_as_much_memory_as_the_browser_gives(node: subprocess.Popen[str]) -> None:
-    """A program asks for the memory that caches may need, then for less; without shared memory it has one thread, and says why."""
+    """A program asks for the memory that caches may need, then for less; without shared memory it has one thread."""
     found, data = graph_of("nano-llama"), (FIXTURES / "nano-llama" / "model.onnx.data").read_bytes()
     made = replace(planned(found, 2, 256), growth=1 << 30)
     for most, reserved in ((1 << 16, 8 + (1 << 14)), (1 << 14, 8 + (1 << 13)), (2000, 1032)):
