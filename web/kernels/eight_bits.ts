@@ -81,31 +81,110 @@ export function rowOfSix(w: usize, q: usize, y: usize, k: i32): void {
     f1 = zero;
   for (let a = q; a < end; a += 32) {
     if (!((a - q) & 255)) p = (whole = p) + superBytes<u8, u64>();
-    const d = v128.load32_splat(scale);
-    for (let half: usize = 0; half < 2; half++) {
+    for (let half: usize = 0; half < 2; half++, halves += 4) {
       let s0 = zero,
         s1 = zero;
       for (let j: usize = 0; j < 4; j += 2) {
-        // Sums of 16 bits have room for 2 products.
         const x = a + (half << 4) + (j << 2);
-        const first = v128.load32_splat(x);
-        const second = v128.load32_splat(x, 4);
         const at = p + 16 + (half << 7) + (j << 5);
-        const t0 = dotAdd(second, v128.load(at, 32), dot(first, v128.load(at)));
-        const t1 = dotAdd(second, v128.load(at, 48), dot(first, v128.load(at, 16)));
-        s0 = i32x4.add(s0, i32x4.extadd_pairwise_i16x8_s(t0));
-        s1 = i32x4.add(s1, i32x4.extadd_pairwise_i16x8_s(t1));
+        s0 = twoFours(x, v128.load(at), v128.load(at, 32), s0);
+        s1 = twoFours(x, v128.load(at, 16), v128.load(at, 48), s1);
       }
-      const c0 = fourOf<u64>(p + (half << 3), false, whole);
-      const c1 = fourOf<u64>(p + (half << 3), true, whole);
-      const m = f32x4.mul(v128.load32_splat(halves), f32x4.splat(-32));
-      f0 = multiplyAdd(m, c0, scaled(s0, d, c0, f0));
-      f1 = multiplyAdd(m, c1, scaled(s1, d, c1, f1));
-      halves += 4;
+      f0 = ofHalf(s0, scale, halves, fourOf<u64>(p + (half << 3), false, whole), f0);
+      f1 = ofHalf(s1, scale, halves, fourOf<u64>(p + (half << 3), true, whole), f1);
     }
     p += blockBytes<u8, u64>();
     scale += 4;
   }
   v128.store(y, f0);
   v128.store(y, f1, 16);
+}
+
+/** The same of four rows of activations. */
+export function fourRowsOfSix(w: usize, q: usize, qRow: usize, y: usize, yRow: usize, k: i32): void {
+  const end = q + k;
+  const zero = f32x4.splat(0);
+  let p = w;
+  let whole = w;
+  let scale = q + k;
+  let halves = scale + (((<usize>k) >> 5) << 3);
+  let f0 = zero,
+    f1 = zero;
+  let g0 = zero,
+    g1 = zero;
+  let h0 = zero,
+    h1 = zero;
+  let i0 = zero,
+    i1 = zero;
+  for (let a = q; a < end; a += 32, scale += 4) {
+    if (!((a - q) & 255)) p = (whole = p) + superBytes<u8, u64>();
+    for (let half: usize = 0; half < 2; half++, halves += 4) {
+      let s0 = zero,
+        s1 = zero;
+      let t0 = zero,
+        t1 = zero;
+      let u0 = zero,
+        u1 = zero;
+      let v0 = zero,
+        v1 = zero;
+      for (let j: usize = 0; j < 4; j += 2) {
+        let x = a + (half << 4) + (j << 2);
+        const at = p + 16 + (half << 7) + (j << 5);
+        const w0 = v128.load(at);
+        const w1 = v128.load(at, 16);
+        const w2 = v128.load(at, 32);
+        const w3 = v128.load(at, 48);
+        s0 = twoFours(x, w0, w2, s0);
+        s1 = twoFours(x, w1, w3, s1);
+        x += qRow;
+        t0 = twoFours(x, w0, w2, t0);
+        t1 = twoFours(x, w1, w3, t1);
+        x += qRow;
+        u0 = twoFours(x, w0, w2, u0);
+        u1 = twoFours(x, w1, w3, u1);
+        x += qRow;
+        v0 = twoFours(x, w0, w2, v0);
+        v1 = twoFours(x, w1, w3, v1);
+      }
+      const c0 = fourOf<u64>(p + (half << 3), false, whole);
+      const c1 = fourOf<u64>(p + (half << 3), true, whole);
+      let from: usize = 0;
+      f0 = ofHalf(s0, scale + from, halves + from, c0, f0);
+      f1 = ofHalf(s1, scale + from, halves + from, c1, f1);
+      from += qRow;
+      g0 = ofHalf(t0, scale + from, halves + from, c0, g0);
+      g1 = ofHalf(t1, scale + from, halves + from, c1, g1);
+      from += qRow;
+      h0 = ofHalf(u0, scale + from, halves + from, c0, h0);
+      h1 = ofHalf(u1, scale + from, halves + from, c1, h1);
+      from += qRow;
+      i0 = ofHalf(v0, scale + from, halves + from, c0, i0);
+      i1 = ofHalf(v1, scale + from, halves + from, c1, i1);
+    }
+    p += blockBytes<u8, u64>();
+  }
+  let to = y;
+  v128.store(to, f0);
+  v128.store(to, f1, 16);
+  to += yRow;
+  v128.store(to, g0);
+  v128.store(to, g1, 16);
+  to += yRow;
+  v128.store(to, h0);
+  v128.store(to, h1, 16);
+  to += yRow;
+  v128.store(to, i0);
+  v128.store(to, i1, 16);
+}
+
+/** Products of 8 columns, in sums of 16 bits, which have room for two. */
+function twoFours(x: usize, first: v128, second: v128, sum: v128): v128 {
+  const both = dotAdd(v128.load32_splat(x, 4), second, dot(v128.load32_splat(x), first));
+  return i32x4.add(sum, i32x4.extadd_pairwise_i16x8_s(both));
+}
+
+/** A block of 16 columns. */
+function ofHalf(numbers: v128, scale: usize, half: usize, scales: v128, before: v128): v128 {
+  const m = f32x4.mul(v128.load32_splat(half), f32x4.splat(-32));
+  return multiplyAdd(m, scales, scaled(numbers, v128.load32_splat(scale), scales, before));
 }

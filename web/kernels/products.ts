@@ -1,6 +1,6 @@
 // Products by packed weights of every form, and rows of them as float32. packed.ts has the forms.
 
-import { rowOfEight, rowOfSix } from "./eight_bits";
+import { fourRowsOfSix, rowOfEight, rowOfSix } from "./eight_bits";
 import { fourGroups, fourRows, rowOfFour } from "./four_bits";
 import { blockBytes, eightBytes, groupBytes, isCentred, isSuper, oneHalf, scaleBytes, superBytes } from "./packed";
 
@@ -37,6 +37,9 @@ function product<Eight, Scales>(
     if (sizeof<Eight>() != 1 && sizeof<Scales>() != 1)
       for (; row + 4 <= rows; row += 4)
         fourRows<Scales>(from, q + <usize>row * qRow, qRow, to + <usize>row * yRow, yRow, k);
+    if (sizeof<Eight>() == 1 && isSuper<Scales>())
+      for (; row + 4 <= rows; row += 4)
+        fourRowsOfSix(from, q + <usize>row * qRow, qRow, to + <usize>row * yRow, yRow, k);
     for (; row < rows; row++) {
       const a = q + <usize>row * qRow;
       const b = to + <usize>row * yRow;
