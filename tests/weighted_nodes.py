@@ -215,7 +215,7 @@ KEPT = (
         [helper.make_node("Mul", ["w", "w"], ["s"]), helper.make_node("MatMul", ["x", "s"], ["y"])],
         noise(2, 64),
         {"w": noise(64, 48)},
-        "Mul has constant inputs only",
+        "Mul has only constant inputs",
     ),
     Weighted(
         "int8",

@@ -198,7 +198,7 @@ REQUESTS: dict[str, tuple[dict[str, Any], str, list[str]]] = {
     "max_length_below_the_prompt": (
         {"prompt_ids": [5] * 9, "search": {"max_length": 8}},
         "PromptError",
-        ["9 tokens, max_length is 8"],
+        ["9 tokens; max_length is 8"],
     ),
     "no_new_tokens": ({"max_new_tokens": 0}, "OptionError", ["max_new_tokens is 0", "at least 1"]),
     "temperature": ({"search": {"temperature": -1}}, "OptionError", ["temperature is -1", "at least 0"]),

@@ -62,7 +62,7 @@ def test_a_conversation_has_the_oracles_ids_and_keeps_what_was_computed(harness:
     assert ready["ok"], ready
     # A message may come at once: its first token does not wait for a recording.
     assert (ready["result"]["capture"], ready["result"]["max_length"]) == ("off", 512)
-    assert ready["result"]["capture_note"] == "the decode step is recorded behind the first token"
+    assert ready["result"]["capture_note"] == "the decode step is recorded after the first token"
     first = chat(harness, ("user", "hello"))["result"]
     messages = [("user", "hello"), ("assistant", first["text"]), ("user", "more")]
     second = chat(harness, *messages)["result"]

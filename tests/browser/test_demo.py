@@ -144,7 +144,7 @@ def test_the_cpu_device_tells_why_there_is_no_program(demo: Demo) -> None:
     demo.page.click("#run")
     demo.wait("status", "^Done$")
     assert (demo.text("device"), demo.text("capture"), demo.text("tokens")) == ("wasm", "off", "6")
-    assert "there is no program for the CPU: its products ask for" in demo.text("capture-note")
+    assert "there is no program for the CPU: its products require" in demo.text("capture-note")
 
 
 def test_stop_ends_a_run_midway_and_the_next_one_works(demo: Demo) -> None:

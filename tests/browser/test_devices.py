@@ -99,8 +99,8 @@ def test_where_past_and_present_must_be_apart_they_are_copied(scripts: PageScrip
     assert found["ids"] == oracle.greedy(LLAMA, [5, 6, 7, 8, 9], 12)
     assert found["notes"] == ["off: past and present of attention cannot be one buffer on this adapter"] * 2
     assert [text for text in found["warned"] if "the test says so" in text] == [
-        "one buffer for past and present: the test says so; caches are written apart and copied after each step, which "
-        "is neither captured nor taped"
+        "one buffer for past and present: the test says so; caches are written to separate buffers and "
+        "copied after each step, which is neither captured nor taped"
     ], "warned once"
     assert found["counted"] == [2]
 
@@ -108,7 +108,7 @@ def test_where_past_and_present_must_be_apart_they_are_copied(scripts: PageScrip
 def test_an_adapter_that_cannot_be_read_is_refused(scripts: PageScripts) -> None:
     found = scripts.run("memory", "incapable", "nano-llama", model="nano-llama")
     assert found["error"] == (
-        "DeviceUnavailableError: nothing can be read back from this adapter: the test says so; use device='wasm'"
+        "DeviceUnavailableError: this adapter reads nothing back: the test says so; use device='wasm'"
     )
     assert found["left"].strip() == "0 bytes     0  in all"
 

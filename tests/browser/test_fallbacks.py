@@ -168,7 +168,7 @@ def test_memory_that_no_buffer_can_have_is_refused_and_the_device_stays_sound(sc
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"max_length": 256}, "this tape was recorded for max_length=256, got 512; record one for 512"),
+        ({"max_length": 256}, "this tape was recorded for max_length=256, got 512; record a tape for 512"),
         ({"adapter": "another"}, "this tape was recorded for adapter='another', got 'google swiftshader'"),
         ({"model": "/models/other/"}, "this tape was recorded for model='/models/other/', got '/models/nano-llama/'"),
     ],

@@ -15,8 +15,8 @@ NAMES = sorted(path.parent.name for path in FIXTURES.glob("*/genai_config.json")
 PROMPT = [5, 6, 7, 8, 9]
 NOT_CAPTURED_BY_ORT = {
     ("nano-copies", "ort"): "onnxruntime-web's capture loses",
-    ("nano-gemma2", "ort"): "looks back 24 positions and has a soft cap of 2, which onnxruntime-web leaves out of a",
-    ("nano-gemma3", "ort"): "looks back 24 positions, which onnxruntime-web leaves out of a captured run",
+    ("nano-gemma2", "ort"): "looks back 24 positions and has a soft cap of 2, which onnxruntime-web ignores in a",
+    ("nano-gemma3", "ort"): "looks back 24 positions, which onnxruntime-web ignores in a captured run",
 }
 
 WAYS = {

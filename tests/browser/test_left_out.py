@@ -104,7 +104,7 @@ def test_a_step_that_would_lose_the_window_is_not_replayed(
     assert found["capture"] == "off"
     assert found["note"] == (
         "the graph cannot be captured: attention over past_key_values.0.key looks back 16 positions, which "
-        "onnxruntime-web leaves out of a captured run, and max_length is 512; ask for at most 16"
+        "onnxruntime-web ignores in a captured run, and max_length is 512; use at most 16"
     )
 
 
@@ -143,7 +143,7 @@ def test_a_kernel_that_computes_something_else_is_found_out_and_steps_are_run_ea
     assert found["changed"] > 0, "the kernel's text has changed: write this mutation again"
     assert found["capture"] == "off"
     assert "attention of 4 heads" in found["note"]
-    assert found["note"].endswith(", which onnxruntime-web leaves out of a captured run")
+    assert found["note"].endswith(", which onnxruntime-web ignores in a captured run")
     replayed, configured = found["fallbacks"]
     assert replayed.startswith("a replayed decode step: the tape cannot be used: result of attention of 4 heads at ")
     assert 'enableGraphCapture "1": the tape cannot be used: result of attention of 4 heads at ' in configured

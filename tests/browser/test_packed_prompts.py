@@ -132,7 +132,7 @@ def test_a_run_that_writes_elsewhere_is_found_out(scripts: PageScripts) -> None:
     prompts = padded(13, 1, 5, 2, 3)
     found = scripts.run("packed", "mixed_up", "nano-llama", model="nano-llama", prompts=prompts, count=6)
     assert found["sequences"] == [oracle.rows(LLAMA, prompts, max_length=19).sequences] * 2
-    reason = "a run of tokens of 5 rows differs from steps of one in kv "
+    reason = "a run of tokens of 5 rows differs from steps of one row in kv "
     assert found["said"].startswith(f"run one after another: {reason}")
     [stepped_down] = found["stepped down"]
     assert stepped_down.startswith(f"prompts of several rows in the same runs: {reason}")

@@ -208,7 +208,7 @@ def test_a_model_of_text_that_is_given_a_picture_is_named(page: Page) -> None:
     found = page.evaluate(BAD, [{"png": b64encode(PNG).decode()}, "nano-qwen2"])
     code, message = found["png"]
     assert code == "UnsupportedModelError"
-    assert "is a model of type 'qwen2', which reads text only, and the messages have pictures (1)" in message
+    assert "the messages have pictures (1), and " in message
     assert found["again"] == 6
 
 

@@ -87,10 +87,12 @@ def test_other_types_and_models_are_refused(scripts: PageScripts) -> None:
     assert dtype == "OptionError: kv_cache_dtype is 'q8'; it must be one of 'float', 'int8', 'int4', or None"
     assert bits.startswith("ConfigError")
     assert 'expected "0", "4" or "8", got "5"' in bits
-    assert caps.startswith("UnsupportedModelError: a key/value cache in int8 cannot be with soft caps of attention")
+    assert caps.startswith(
+        "UnsupportedModelError: a key/value cache in int8 cannot be used with soft caps of attention"
+    )
     assert window == (
-        "UnsupportedModelError: a key/value cache in int8 cannot be with attention that looks back 24 positions and a "
-        "context_length of 512 (one of 24 in genai_config.json would do); load the model without kv_cache_dtype, or "
+        "UnsupportedModelError: a key/value cache in int8 cannot be used with attention that looks back 24 positions "
+        "and a context_length of 512 (set it to 24 in genai_config.json); load the model without kv_cache_dtype and "
         "kvCacheQuantizationBits"
     )
 

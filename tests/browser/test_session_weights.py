@@ -180,7 +180,7 @@ def test_bytes_that_change_behind_one_etag_are_refused(provider: str, visit: Vis
     assert visit.scripts.run("weights", "verify") == [[0]]
     found = visit.open(BIG, provider)
     assert found["error"].startswith("WeightsChangedError: "), found
-    assert "remove what is stored with WeightStore().evict(URL)" in found["error"]
+    assert "remove the stored file with WeightStore().evict(URL)" in found["error"]
 
 
 @pytest.mark.one_in(2)

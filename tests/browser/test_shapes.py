@@ -25,11 +25,11 @@ KEPT = {
     "heads of 528": (Shape(heads=2, kv_heads=1, head=528), "rotary: heads of 528 elements are longer than 512"),
     "odd blocks of 16": (
         Shape(hidden=72, bits=8, block=16),
-        "matmul_nbits: rows of 72 elements in blocks of 16 are no multiple of 32 (7 times)",
+        "matmul_nbits: rows of 72 elements in blocks of 16 are not a multiple of 32 (7 times)",
     ),
     "odd blocks of 16 with zero points": (
         Shape(hidden=80, block=16, zeros=True),
-        "matmul_nbits: rows of 80 elements in blocks of 16 are no multiple of 32 (7 times)",
+        "matmul_nbits: rows of 80 elements in blocks of 16 are not a multiple of 32 (7 times)",
     ),
 }
 

@@ -21,7 +21,7 @@ LONG = ROOM + 64
 """Tokens of a prompt that its caches cannot hold."""
 ROW = 2 * 16 * 4
 """Bytes of a position of a cache: heads, elements, float32."""
-TOLD = "a sequence that continues after fewer positions than were run: its caches over a window of 24 positions"
+TOLD = "a sequence that continues after fewer positions than it has: its caches over a window of 24 positions"
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +180,7 @@ def test_a_measurement_leaves_the_sequence_as_it_is(gemma3: str, variants: Varia
     [dims] = found["carried"]
     assert (dims[1], dims[3]) == (2, 16)
     assert dims[2] >= LONG + 2
-    assert found["refused"].startswith("present.0.key is a cache over a window and holds the positions from ")
+    assert found["refused"].startswith("present.0.key is a cache over a window and holds only the positions from ")
     assert found["asked"].endswith("the caches of its windows have no room for more")
 
 

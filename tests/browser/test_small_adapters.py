@@ -273,7 +273,7 @@ def test_a_length_whose_caches_are_too_large_is_told_before_a_weight_is_asked_fo
 def test_a_machine_that_is_too_small_is_told_before_a_load(scripts: PageScripts) -> None:
     gib = 2.0**-20
     found = scripts.run("adapters", "on_machine", "nano-llama", model="nano-llama", gib=gib)
-    told = f"it takes {found['bytes']} bytes with max_length 256, the browser tells of 1024 bytes"
+    told = f"it takes {found['bytes']} bytes with max_length 256; the browser reports 1024 bytes"
     assert found["fits"], found
     assert found["tight"].startswith(told), found
     assert [each.split(": ")[0] for each in found["told"]] == ["room for the model in this machine"]

@@ -91,7 +91,7 @@ def test_a_page_chats_aborts_and_goes_on(blank_page: Page) -> None:
     assert found["refused"] == ["CapstanError", "PromptError", "number"]
     code, said = found["unnamed"]
     assert code == "OptionError"
-    assert said.startswith("the logits processor is 'nobodys'; those that were defined are: none.")
+    assert said.startswith("the logits processor 'nobodys' is not defined; the defined ones are: none.")
     before, stats = found["before"], found["stats"]
     assert (before["capture"], before["canChat"], before["contextLength"]) == ("off", True, 512)
     assert (stats["capture"], stats["captureNote"]) == ("tape", None)

@@ -470,7 +470,7 @@ def test_an_interrupted_download_goes_on_where_it_stopped(origin: Origin) -> Non
     broken = origin.interrupt(kept + 5000)
     assert broken["error"].startswith(f"ModelFileError: {origin.server.url[:-1]}{origin.path}: the download stopped at")
     assert f"byte {kept} of {SIZE}, 3 times" in broken["error"]
-    assert f"{kept} bytes are kept; load the model again to go on" in broken["error"]
+    assert f"{kept} bytes are kept; load the model again to continue" in broken["error"]
     assert origin.load()["stored"] == [WHOLE]
     assert (origin.sent, origin.ranges) == (SIZE - kept, [f"bytes={kept}-"])
 

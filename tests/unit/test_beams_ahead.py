@@ -145,7 +145,7 @@ def test_records_are_read_by_step_and_prompt() -> None:
     steps = BeamSteps(cast(Any, Engine()), cast(Any, Rows()), cast(Any, None))
     steps._made = cast(Any, Anything())
     refused = asyncio.run(steps.prepare(BeamOptions(40, 80, frozenset())))
-    assert refused == "40 beams with 80 continuations each are more than 1024 in all"
+    assert refused == "40 beams with 80 continuations each exceed 1024 in all"
     assert asyncio.run(steps.prepare(BeamOptions(2, 4, frozenset({3})))) is None
 
     async def read() -> BeamBurst:

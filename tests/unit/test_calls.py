@@ -113,7 +113,7 @@ def test_a_call_that_has_to_be_made_is_of_one_of_the_tools() -> None:
     guidance = Guidance("lark_grammar", data, special=lambda: SpecialTokens(tokenizer.special_ids))
     assert not guidance.automaton().ambiguous
     for names, message in (
-        (["now"], "'now' is to be called and is not one of the tools: weather, time"),
+        (["now"], "'now' must be called but is not one of the tools: weather, time"),
         ([], "there are no"),
     ):
         with pytest.raises(OptionError, match=message):

@@ -184,7 +184,7 @@ def test_rows_of_a_batch_have_a_grammar_each(model: Model) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda params: params.set_search_options(num_beams=2), "guidance together with num_beams 2"),
+        (lambda params: params.set_search_options(num_beams=2), "guidance with num_beams 2"),
         (lambda params: params.set_search_options(batch_size=2), "enable_ff_tokens with 2 rows"),
     ],
 )

@@ -133,9 +133,9 @@ def no_residual(model: ModelProto) -> None:
     ("change", "why"),
     [
         (tanh_apart, "the activation of .* is none of gelu, gelu by erf, silu"),
-        (transposed, "no one product whose result is transposed as keys are"),
-        (shared_values, r"Softmax_output_0 is read by MatMul, Relu, not by one node"),
-        (without_beta, "is no LayerNorm of rows with a bias"),
+        (transposed, "does not have exactly one product whose result is transposed like keys"),
+        (shared_values, r"Softmax_output_0 is read by MatMul, Relu instead of one node"),
+        (without_beta, "is not a LayerNorm of rows with a bias"),
         (no_residual, "is not added to"),
     ],
 )

@@ -160,7 +160,7 @@ def test_products_of_int8_are_those_of_what_was_brought_into_int8() -> None:
 @pytest.mark.parametrize(
     ("module", "limit", "value", "expected"),
     [
-        (gemv, "OCTET", 2 * WIDTH, f"matmul_nbits: rows of {WIDTH} elements are no multiple of {2 * WIDTH}"),
+        (gemv, "OCTET", 2 * WIDTH, f"matmul_nbits: rows of {WIDTH} elements are not a multiple of {2 * WIDTH}"),
         (
             attention_plan,
             "LONGEST_HEAD",

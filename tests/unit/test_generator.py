@@ -266,7 +266,7 @@ class TestLogits:
     @pytest.mark.parametrize(
         ("values", "message"),
         [
-            (array("f", [0.0] * 99), "format 'f' and 396 bytes; 100 float32"),
+            (array("f", [0.0] * 99), "format 'f' and 396 bytes; give 100 float32"),
             (array("d", [0.0] * 50), "format 'd' and 400 bytes"),
             (bytes(400), "format 'B' and 400 bytes"),
         ],
@@ -288,9 +288,9 @@ class TestTokens:
             ([-1], "token 0 is -1; ids go from 0 to 99"),
             ([1, 1.5], "token 1 is 1.5; ids are integers from 0 to 99"),
             (["5"], "token 0 is '5'; ids are integers from 0 to 99"),
-            ([1] * 65, "the sequence would have 65 tokens, max_length is 64"),
-            (range(10**12), "the sequence would have 1000000000000 tokens, max_length is 64"),
-            (itertools.repeat(1), "the sequence would have more than 64 tokens, max_length is 64"),
+            ([1] * 65, "the sequence would have 65 tokens; max_length is 64"),
+            (range(10**12), "the sequence would have 1000000000000 tokens; max_length is 64"),
+            (itertools.repeat(1), "the sequence would have more than 64 tokens; max_length is 64"),
         ],
         ids=["none", "too_large", "negative", "no_integer", "text", "too_many", "no_end_of_them", "no_end"],
     )
@@ -310,7 +310,7 @@ class TestTokens:
         assert generator.finish_reason == "length"
         with pytest.raises(OptionError, match=r"generation is done \(length\)"):
             asyncio.run(take(generator, 1))
-        with pytest.raises(PromptError, match="would have 5 tokens, max_length is 4"):
+        with pytest.raises(PromptError, match="would have 5 tokens; max_length is 4"):
             generator.append_tokens([5])
 
 
@@ -380,7 +380,7 @@ class TestEnding:
                 {"stop_strings": ["<special>"]},
                 r"'<special>' with the special tokens \[0\].* give their ids as stop_token_ids",
             ),
-            ({"stop_strings": ["x"], "num_beams": 2}, "num_beams is 2: beams have no text of their own"),
+            ({"stop_strings": ["x"], "num_beams": 2}, "num_beams is 2: beams are not checked for stop strings"),
         ],
     )
     def test_stop_strings_that_cannot_occur_are_refused(self, search: dict[str, Any], message: str) -> None:
@@ -389,7 +389,7 @@ class TestEnding:
 
     def test_without_stop_strings_there_is_no_text(self) -> None:
         generator, _ = made()
-        with pytest.raises(OptionError, match=r"text\(0\): there are 1 rows, and text of them with stop_strings only"):
+        with pytest.raises(OptionError, match=r"text\(0\) needs stop_strings, and a row from 0 to 0"):
             generator.text()
 
     @every_run_ahead

@@ -123,7 +123,7 @@ def test_caches_that_other_layers_read_stay_whole_and_floats() -> None:
     assert [pair.layer for pair in pairs] == [0, 0, 1, 1]
     assert "layers.2/attn/GroupQueryAttention reads the caches of another one" in whole_because(model, pairs)
     with pytest.raises(
-        UnsupportedModelError, match=r"int8 cannot be where other layers read them, as /model/layers\.2"
+        UnsupportedModelError, match=r"int8 cannot be used if other layers read it, as /model/layers\.2"
     ):
         quantized_caches(model, pairs, 8, 1024)
 
@@ -321,7 +321,7 @@ def test_types_that_experts_cannot_be_held_in_are_refused(kind: str) -> None:
     made = make("qwen3moe", types, {**FURTHER["qwen3moe"], "expert_feed_forward_length": 256})
     with pytest.raises(
         UnsupportedModelError,
-        match=rf"tensor blk\.0\.ffn_down_exps\.weight is of type {kind}, experts may be of Q4_0, Q5_0, .*; convert "
+        match=rf"tensor blk\.0\.ffn_down_exps\.weight is of type {kind}; experts may be of Q4_0, Q5_0, .*: convert "
         "the file with llama-quantize to Q4_0 or Q8_0",
     ):
         made.graph()
@@ -330,11 +330,11 @@ def test_types_that_experts_cannot_be_held_in_are_refused(kind: str) -> None:
 def test_experts_whose_rows_cannot_alternate_are_refused() -> None:
     made = make("qwen3moe", {"": GgmlType.Q4_0}, {**FURTHER["qwen3moe"], "embedding_length": 224})
     assert made.graph().graph.node
-    with pytest.raises(UnsupportedModelError, match=r"ffn_gate_exps\.weight have 224 elements, only multiples of 64"):
+    with pytest.raises(UnsupportedModelError, match=r"ffn_gate_exps\.weight have 224 elements; only multiples of 64"):
         made.graph("float16")
     tensors = {name: replace(each, shard=int("_up_" in name)) for name, each in made.file.tensors.items()}
     made.file = replace(made.file, tensors=tensors)
-    with pytest.raises(UnsupportedModelError, match=r"are in different shards; make one file .* --merge"):
+    with pytest.raises(UnsupportedModelError, match=r"are in different shards; merge the shards .* --merge"):
         made.graph()
 
 
@@ -350,7 +350,7 @@ def test_what_a_graph_would_leave_out_is_refused() -> None:
     made = make("llama", MIXED)
     gate = made.file.tensors["blk.0.ffn_gate.weight"]
     made.file = replace(made.file, tensors={**made.file.tensors, "blk.0.ffn_gate.bias": gate})
-    with pytest.raises(UnsupportedModelError, match=r"1 tensors are of no use .* of llama, as blk\.0\.ffn_gate\.bias"):
+    with pytest.raises(UnsupportedModelError, match=r"of llama does not use 1 tensors, such as blk\.0\.ffn_gate\.bias"):
         made.graph()
     for held, found in ({gate.name: replace(gate, dims=(256, 512))}, "256 x 512"), ({}, "none"):
         tensors = {name: each for name, each in made.file.tensors.items() if name != gate.name}

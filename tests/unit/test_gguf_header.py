@@ -111,10 +111,10 @@ def described(*dims: int, kind: int = 0, offset: int = 0, count: int = 1) -> byt
             "of version 1; little-endian files of .*2 and 3",
         ),
         (b"GGUF" + struct.pack(">I", 3) + bytes(64), UnsupportedModelError, "big-endian, of version 3"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 1 << 63, 0), ModelFileError, "9223372036854775808 tensors, at most 65536"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1 << 40), ModelFileError, "1099511627776 metadata pairs, at most 65536"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + number(1 << 20), ModelFileError, "string of 1048576 bytes, at most"),
-        (pair(8, number(4 << 30)), ModelFileError, "metadata key is a string of 4294967296 bytes, at most 1"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 1 << 63, 0), ModelFileError, "9223372036854775808 tensors; at most 65536"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1 << 40), ModelFileError, "1099511627776 metadata pairs; at most 65536"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + number(1 << 20), ModelFileError, "string of 1048576 bytes; at most"),
+        (pair(8, number(4 << 30)), ModelFileError, "metadata key is a string of 4294967296 bytes; at most 1"),
         (pair(8, number(2) + b"\xff\xff"), ModelFileError, "metadata key is not UTF-8 at byte 47 of the file"),
         (
             pair(7, b"\x02").replace(b"key", b"k\ny"),
@@ -137,7 +137,7 @@ def described(*dims: int, kind: int = 0, offset: int = 0, count: int = 1) -> byt
         (
             pair(9, struct.pack("<IQ", 9, 100_000) + struct.pack("<IQ", 8, 0) * 100_000),
             ModelFileError,
-            "metadata key has 100000 arrays within arrays, at most 65536 are read",
+            "metadata key has 100000 arrays within arrays; at most 65536 are read",
         ),
         (gguf_file({"general.alignment": 24}), ModelFileError, "alignment is 24, expected a power of two from 8"),
         (described(), ModelFileError, "has 0 dimensions, expected 1 to 4"),

@@ -185,7 +185,7 @@ def test_an_input_says_from_which_position_on_logits_are_computed(name: str, kep
 def test_last_token_logits_leave_a_pruned_graph_as_it_is() -> None:
     for model in (parsed("nano-copies"), graph.last_token_logits(parsed("nano-granite"))[0]):
         result, reason = graph.last_token_logits(model)
-        assert reason == "logits already holds the last position only"
+        assert reason == "logits already holds only the last position"
         assert result == model
 
 
@@ -225,7 +225,7 @@ def test_last_token_logits_give_a_reason_for_what_they_do_not_understand() -> No
     assert graph.last_token_logits(model, "scores")[1] == "no output named scores"
     model.graph.node[-1].input[:] = [raw, raw]
     model.graph.node.add(op_type="Identity", name="other", input=[raw], output=["other"])
-    assert graph.last_token_logits(model)[1] == "raw is read elsewhere too"
+    assert graph.last_token_logits(model)[1] == "raw has another reader, too"
 
 
 def test_the_total_length_comes_from_the_masks_sum_with_a_static_mask() -> None:
@@ -359,12 +359,12 @@ def other_lengths(kind: str) -> ModelProto:
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        ("another constant", "seqlens_k of node /model/layers.0/attn/GroupQueryAttention is no sum of"),
-        ("the sum itself", "seqlens_k of node /model/layers.1/attn/GroupQueryAttention is no sum of"),
-        ("kept dimensions", "total_sequence_length of node /model/layers.0/attn/GroupQueryAttention is no sum of"),
-        ("another reduction", "total_sequence_length of node /model/layers.0/attn/GroupQueryAttention is no sum of"),
-        ("an input", "total_sequence_length of node /model/layers.1/attn/GroupQueryAttention is no sum of"),
-        ("another input's sum", "seqlens_k of node /model/layers.0/attn/GroupQueryAttention is no sum of"),
+        ("another constant", "seqlens_k of node /model/layers.0/attn/GroupQueryAttention is not the sum of"),
+        ("the sum itself", "seqlens_k of node /model/layers.1/attn/GroupQueryAttention is not the sum of"),
+        ("kept dimensions", "total_sequence_length of node /model/layers.0/attn/GroupQueryAttention is not a sum of"),
+        ("another reduction", "total_sequence_length of node /model/layers.0/attn/GroupQueryAttention is not a sum of"),
+        ("an input", "total_sequence_length of node /model/layers.1/attn/GroupQueryAttention is not a sum of"),
+        ("another input's sum", "seqlens_k of node /model/layers.0/attn/GroupQueryAttention is not the sum of"),
         ("no attention", "no GroupQueryAttention takes a length"),
     ],
 )

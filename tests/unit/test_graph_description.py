@@ -230,7 +230,7 @@ def test_runs_that_outgrow_the_window_of_attention_cannot_be_captured() -> None:
     assert about.obstacle(41, put_back=True) is None
     assert [each.key for each in about.left_out_within(41)] == ["past_key_values.1.key"]
     assert about.left_out_within(40) == []
-    assert "max_length is 41; ask for at most 40" in found
+    assert "max_length is 41; use at most 40" in found
     model, decoder = load("nano-shape")
     assert "takes the length from the size" in str(graph.describe(model, decoder).obstacle(1))
 

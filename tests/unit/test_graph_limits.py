@@ -70,9 +70,9 @@ def test_experts_whose_activations_would_be_rounded_to_int8_are_refused_in_float
         with pytest.raises(UncomputedError) as refused:
             graph.require_computed(model, "webgpu")
         assert str(refused.value) == (
-            "node experts (QMoE): onnxruntime-web ignores on webgpu the float32 of activations, which it rounds to "
-            "int8 in rows of 128 elements in blocks of 64 (rows that are no multiple of 128, blocks of 16 and float16 "
-            "are computed as they are); use device='wasm' for it"
+            "node experts (QMoE): onnxruntime-web ignores on webgpu float32 activations, which it rounds to "
+            "int8 in rows of 128 elements in blocks of 64 (rows that are not a multiple of 128, blocks of 16 and "
+            "float16 are computed exactly); use device='wasm' for it"
         )
         graph.require_computed(model, "wasm")
         for scales in (tensor for tensor in model.graph.initializer if tensor.name.startswith("scales")):

@@ -196,9 +196,9 @@ def test_bad_input_is_refused_by_name(model: genai.Model, tmp_path: Path) -> Non
     refused(UnsupportedModelError, "hears and does not see", lambda: processor("a", images=images, audios=audios))
     refused(UnsupportedModelError, "takes no stream", model.create_streaming_processor)
     refused(UnsupportedModelError, "models of streams are not supported", lambda: genai.StreamingProcessor(model))
-    refused(PromptError, "no sound was given", lambda: finished(appended(generator(genai, model), [298])))
+    refused(PromptError, "needs a sound", lambda: finished(appended(generator(genai, model), [298])))
     two = inputs(genai, model, RISING, FALLING)
-    refused(OptionError, "2 sounds were given, batch_size is 1", lambda: generator(genai, model).set_inputs(two))
+    refused(OptionError, "2 sounds were given; batch_size is 1", lambda: generator(genai, model).set_inputs(two))
     one = inputs(genai, model, RISING)
     refused(OptionError, "the sequence has 1 tokens", lambda: appended(generator(genai, model), [298]).set_inputs(one))
     one["pixels"] = np.zeros(3, np.float32)
@@ -236,7 +236,7 @@ def test_an_engine_of_text_says_that_a_sound_is_needed(model: genai.Model) -> No
     request = engine.create_request()
     request.begin_turn([298, 299])
     events = engine.create_event_buffer(4)
-    refused(PromptError, "no sound was given", lambda: engine.run(events))
+    refused(PromptError, "needs a sound", lambda: engine.run(events))
 
 
 def test_a_folder_whose_parts_do_not_fit_is_refused_by_path(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_a_folder_whose_parts_do_not_fit_is_refused_by_path(tmp_path: Path) -> N
         ({"encoder": None}, ConfigError, "model.encoder: missing, expected an object"),
         ({"encoder__filename": "../encoder.onnx"}, ConfigError, "model.encoder.filename: expected a file below"),
         ({"encoder__filename": "none.onnx"}, ModelFileError, "none.onnx"),
-        ({"encoder__inputs": {"audio_features": "mel"}}, UnsupportedModelError, "one is needed, mel"),
+        ({"encoder__inputs": {"audio_features": "mel"}}, UnsupportedModelError, "it needs exactly one, mel"),
         ({"encoder__outputs__cross_present_key_names": "k"}, ConfigError, 'a name with one "%d"'),
         ({"encoder__outputs__cross_present_key_names": "k%d"}, UnsupportedModelError, "the output k0 is not there"),
         ({"decoder__inputs__cross_past_key_names": "k%d"}, UnsupportedModelError, "has no input k0"),

@@ -275,7 +275,7 @@ def test_buffers_are_zeros_and_freed_once(heap: Heap) -> None:
 def test_a_buffer_that_does_not_fit_is_refused(heap: Heap) -> None:
     with pytest.raises(OutOfMemoryError, match=r"^buffer 'kv' of \d+ bytes does not fit into memory; free others or"):
         heap.allocate(2**62, label="kv")
-    with pytest.raises(BufferMismatchError, match=r"of -1 bytes; the least is 0"):
+    with pytest.raises(BufferMismatchError, match=r"of -1 bytes; sizes start at 0"):
         heap.allocate(-1)
 
 
@@ -295,7 +295,7 @@ def test_a_buffer_that_does_not_fit_is_refused(heap: Heap) -> None:
             "update_attention_mask",
             lambda s: (s(0, 8), "int32", 2, [0], [3]),
             BindingError,
-            "length 3; rows hold 0",
+            "length 3; lengths are 0",
         ),
         ("update_attention_mask", lambda s: (s(0, 8), "int32", 2, [-1], [1]), BindingError, "length -1"),
         ("update_attention_mask", lambda s: (s(0, 8), "int32", 2, [0, 0], [1]), BindingError, "2 old and 1 new"),
@@ -313,7 +313,7 @@ def test_a_buffer_that_does_not_fit_is_refused(heap: Heap) -> None:
             BindingError,
             "2 positions from 214",
         ),
-        ("update_position_ids", lambda s: (s(0, 0), "int32", [0], -1), BindingError, "-1 positions; the least is 0"),
+        ("update_position_ids", lambda s: (s(0, 0), "int32", [0], -1), BindingError, "-1 positions; counts start at 0"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_written(

@@ -188,7 +188,7 @@ def test_a_text_that_no_tokenizer_makes_short_enough_is_refused_before_one_tries
     monkeypatch.setattr(Tokenizer, "encode", tried)
     long = "a " * 300_000
     said = [{"role": "user", "content": long}]
-    told = "the prompt has 600000 characters, and the model's context_length is 512: 524288 characters are the most"
+    told = "the prompt has 600000 characters; the model's context_length of 512 tokens holds at most 524288"
     for kind, item in (
         ("generate", {"prompt": long}),
         ("generate", {"messages": said}),

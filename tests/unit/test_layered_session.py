@@ -302,7 +302,7 @@ def no_norm(model: onnx.ModelProto) -> onnx.ModelProto:
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        (lambda model: model, "is no float16, which the kernels take"),
+        (lambda model: model, "is not float16, the type that the kernels take"),
         (no_norm, "no layer of an encoder was recognised: .* has no softmax over keys"),
     ],
 )

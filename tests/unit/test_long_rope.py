@@ -137,7 +137,7 @@ class TestGraph:
             greater.op_type = "Less"
         else:
             greater.input[0] = "input_ids"
-        with pytest.raises(UnsupportedModelError, match=r"\(If\) chooses rotary factors, and not by whether"):
+        with pytest.raises(UnsupportedModelError, match=r"\(If\) chooses rotary factors, but not by comparing"):
             graph.long_rope(model)
 
     def test_tables_that_a_branch_computes_are_refused(self) -> None:
@@ -272,7 +272,7 @@ class TestSequences:
         assert np.allclose(logits, oracle.logits(LONG_ROPE, LONG[:length]), atol=1e-4)
 
     def test_a_prompt_past_the_context_is_refused(self, model: capstan.Model) -> None:
-        told = r"would have 513 tokens, max_length is 512"
+        told = r"would have 513 tokens; max_length is 512"
         with generator_of(model) as generator, pytest.raises(PromptError, match=told):
             generator.append_tokens([5] * 513)
 

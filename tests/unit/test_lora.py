@@ -289,7 +289,7 @@ def test_an_adapter_that_does_not_fit_is_refused(what: str, model: Model, tmp_pa
 def test_a_model_without_inputs_for_adapters_says_so() -> None:
     model = Model(str(FIXTURES / "nano-apart"))
     with pytest.raises(
-        UnsupportedModelError, match=r"no inputs for LoRA adapters, so none for model\.layers\.\S+ float32"
+        UnsupportedModelError, match=r"no inputs for LoRA adapters, and none for model\.layers\.\S+ float32"
     ):
         Adapters(model).load(LORA / "first.onnx_adapter", "a")
 

@@ -166,7 +166,7 @@ def test_smaller_caches_are_a_remedy_where_they_allow_more(asked: Asked, largest
         "most 4096)"
     )
     least = replace(fit, largest_max_length=0, shortest=fit, by_cache={"int4": 7})
-    assert least.reason.endswith("; load the model with kv_cache_dtype='int4' (at most 7) and such a max_length")
+    assert least.reason.endswith("; load the model with kv_cache_dtype='int4' (at most 7) and that max_length")
     heavy = plan(asked, 256, replace(ROOMY, max_binding_size=largest_weight - 16))
     assert replace(heavy, by_cache={"int4": 7}).reason == heavy.reason, "no caches make room for weights"
 
@@ -213,9 +213,9 @@ def test_a_small_machine_is_told_although_no_limit_is_broken(asked: Asked) -> No
     tight = replace(fit, machine=2 * total - 1)
     assert tight
     assert tight.tight.startswith(
-        f"it takes {total} bytes with max_length 256, the browser tells of {2 * total - 1} bytes"
+        f"it takes {total} bytes with max_length 256; the browser reports {2 * total - 1} bytes"
     )
-    assert tight.tight.endswith("; use a smaller max_length or a smaller model")
+    assert tight.tight.endswith(": use a smaller max_length or a smaller model")
     large = replace(need, weights=PoolSize(100 << 30))
     assert replace(fit, requirements=large, machine=(8 << 30) - 1).tight
     assert replace(fit, requirements=large, machine=8 << 30).tight == "", "which larger machines tell, too"

@@ -81,13 +81,13 @@ SHARED = buffer(8192, label="shared")
         ({"logits": buffer(64)}, "a buffer for 'logits' was given; expected 'kv', 'ring', 'state'"),
         (
             {"kv": buffer(4080)},
-            "'kv': expected at least 4096 bytes, got 4080; query_memory_requirements tells",
+            "'kv': expected at least 4096 bytes, got 4080; query_memory_requirements lists",
         ),
         ({"ring": buffer(4096).span(0, 1008)}, "'ring': expected at least 1024 bytes, got 1008; query_memory_"),
         ({"state": buffer(40)}, "'state': expected a multiple of 16 bytes, got 40; round its size up"),
         (
             {"ring": buffer(2048).span(128, 1024)},
-            "'ring': expected an offset that is a multiple of 256, got 128; alignment_requirements tells it",
+            "'ring': expected an offset that is a multiple of 256, got 128; alignment_requirements gives the multiple",
         ),
         (
             {"kv": buffer(4096, replace(STORAGE, alignment=8))},
@@ -95,20 +95,23 @@ SHARED = buffer(8192, label="shared")
         ),
         (
             {"kv": buffer(8192).span(256, 4096)},
-            "'kv': expected the start of a buffer, got offset 256; give it one of its own",
+            "'kv': expected the start of a buffer, got offset 256; give it a separate buffer",
         ),
         *(
             (
                 {"kv": SHARED.span(0, 4096), other: SHARED.span(4096, 1024)},
-                "'kv' shares buffer 'shared' with another tensor; give it one of its own",
+                "'kv' shares buffer 'shared' with another tensor; give it a separate buffer",
             )
             for other in ("state", "ring")
         ),
         (
             {"state": SHARED.span(0, 272), "ring": SHARED.span(256, 1024)},
-            "'ring' and 'state' were given the same bytes, from 256 of buffer 'shared'; give each its own",
+            "'ring' and 'state' were given the same bytes, from 256 of buffer 'shared'; give each separate bytes",
         ),
-        ({"kv": closed()}, "'kv': expected an open buffer, got a closed one; keep it open as long as the generator"),
+        (
+            {"kv": closed()},
+            "'kv': expected an open buffer, got a closed one; keep it open until the generator is closed",
+        ),
         (
             {"kv": buffer(4096, replace(STORAGE, device_id=1))},
             "'kv': expected WebGPU_Buffer of webgpu device 0, got WebGPU_Buffer of webgpu device 1 ",
@@ -139,7 +142,7 @@ def test_a_pool_is_given_whole() -> None:
     buffers = given(kv=buffer(4096, replace(STORAGE, alignment=32)))
     check(buffers)
     del buffers["kv"], buffers["ring"]
-    refused("no buffer was given for 'kv', 'ring'; a pool is given whole or not at all", buffers)
+    refused("no buffer was given for 'kv', 'ring'; give buffers for all tensors of a pool, or for none", buffers)
 
 
 def test_what_an_open_generator_holds_is_given_to_no_other() -> None:

@@ -163,7 +163,7 @@ def test_a_closed_tensor_is_found_at_the_replay(devices: Devices) -> None:
 def test_a_model_that_cannot_be_captured_runs_eagerly_and_is_tried_once(devices: Devices) -> None:
     session, binding, a = opened()
     inner = device_session(session)
-    inner.refuses = "the run reads 1 tensors back to the CPU; a replay could not"
+    inner.refuses = "the run reads 1 tensors back to the CPU; a replay cannot"
     with pytest.warns(
         FallbackWarning, match=f'{WEBGPU} with enableGraphCapture "1": {inner.refuses}; the run is eager'
     ):

@@ -196,14 +196,14 @@ def test_bad_input_is_refused_by_name(model: capstan.Model) -> None:
     more = user(image(PNG), "<start_of_image>")
     refused(PictureError, "2 times <start_of_image>, and 1 pictures", lambda: talk.ask([more]))
     soft = user(image(PNG), "<image_soft_token>")
-    refused(PictureError, "257 placeholders, and its pictures take 256", lambda: talk.ask([soft]))
+    refused(PictureError, "257 placeholders; its pictures take 256", lambda: talk.ask([soft]))
     assert said(talk, user(image(PNG), "?"))[1] == said(begun(model), user(image(PNG), "?"))[1]
 
 
 def test_a_model_of_text_is_named_and_templates_get_typed_parts() -> None:
     text = SimpleNamespace(config=SimpleNamespace(vision=None), facts=SimpleNamespace(name="Tiny"), type="llama")
     prompts: Any = ChatPrompts(SimpleNamespace(), text)  # type: ignore[arg-type]
-    message = "Tiny is a model of type 'llama', which reads text only, and the messages have pictures (1)"
+    message = "the messages have pictures (1), and Tiny of type 'llama' reads only text"
     refused(UnsupportedModelError, message, lambda: prompts.of([user("a", image(PNG))]))
     shown, pictures = without_pictures([user(image(PNG), "a"), {"role": "user", "content": "b"}, user(image(OTHER))])
     assert [each["content"] for each in shown] == [

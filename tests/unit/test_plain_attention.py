@@ -150,7 +150,7 @@ def test_other_graphs_come_back_as_they_are() -> None:
 def test_a_graph_without_a_mask_is_left() -> None:
     model = plain()
     model.graph.input.remove(next(value for value in model.graph.input if value.name == "attention_mask"))
-    assert rewritten(model) == (model, "it has no input attention_mask, of which lengths are computed")
+    assert rewritten(model) == (model, "it has no input attention_mask, from which lengths are computed")
 
 
 def nodes(model: ModelProto, kind: str, part: str = "") -> list[NodeProto]:
@@ -262,11 +262,11 @@ def larger_sines(model: ModelProto) -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[ModelProto], None], str]] = {
-    "window": (with_window, "node /far (Sub): reads 64: the mask is not causal alone"),
+    "window": (with_window, "node /far (Sub): reads 64: the mask is not only causal"),
     "no comparison": (without_comparison, "compares no positions: the mask is not causal"),
-    "heads in turn": (heads_in_turn, "no product takes it with its heads repeated"),
-    "part of a head": (part_of_a_head, "is no rotary embedding of whole heads"),
-    "other half first": (other_half_first, "is no rotary embedding of whole heads"),
+    "heads in turn": (heads_in_turn, "no product reads it with its heads repeated"),
+    "part of a head": (part_of_a_head, "is not a rotary embedding of whole heads"),
+    "other half first": (other_half_first, "is not a rotary embedding of whole heads"),
     "sines of others": (sines_of_others, "(Cos): where Sin is expected"),
     "softmax over heads": (softmax_over_heads, "(Softmax): is not over the positions"),
     "cast keys": (cast_keys, "is cast to another type than the keys"),
@@ -374,10 +374,10 @@ def test_multi_head_attention_over_growing_caches_is_rewritten(masked: bool) -> 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda node: node.input.__setitem__(3, "q"), "has a bias or a mask of keys, q"),
+        (lambda node: node.input.__setitem__(3, "q"), "has a bias or a mask of keys: q"),
         (lambda node: node.input.__setitem__(6, "later_floats"), "does not append to past_key_values.0.key"),
         (lambda node: node.input.__setitem__(5, ""), "is not causal"),
-        (lambda node: setattr(node.attribute[0], "i", 8), "has 8 heads, not 4 of each kind"),
+        (lambda node: setattr(node.attribute[0], "i", 8), "has 8 heads instead of 4 of each kind"),
     ],
 )
 def test_other_multi_head_attention_is_left(change: Callable[[Any], None], said: str) -> None:

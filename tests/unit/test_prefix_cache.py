@@ -352,7 +352,7 @@ class TestMemory:
 
     @pytest.mark.parametrize("limit", [-1, 1.5, "64", True, None])
     def test_limits_that_are_no_number_of_bytes_are_refused(self, limit: Any) -> None:
-        with pytest.raises(OptionError, match="prefix_cache is .*(an integer from 0|; give an integer)"):
+        with pytest.raises(OptionError, match="prefix_cache is .*(must be an integer from 0|; give an integer)"):
             Model(str(LLAMA), device="reference", prefix_cache=limit)
         with pytest.raises(OptionError, match="prefix_cache is"):
             asyncio.run(Model.load(str(LLAMA), device="reference", prefix_cache=limit))

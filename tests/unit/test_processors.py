@@ -185,7 +185,7 @@ def test_a_grammar_and_a_processor_are_refused() -> None:
         ({"logits_processor": 5}, {}, "logits_processor is 5, of type int; give a function"),
         ({"shortlist_processor": nothing, "shortlist": 0}, {}, "shortlist is 0; it must be from 1 to 100"),
         ({"shortlist_processor": nothing, "shortlist": 101}, {}, "shortlist is 101; it must be from 1 to 100"),
-        ({"shortlist": 5}, {}, "shortlist is 5 and there is no shortlist_processor"),
+        ({"shortlist": 5}, {}, "shortlist is 5 without a shortlist_processor"),
         ({"logits_processor": nothing, "run_ahead": 4}, {}, "run_ahead is 4 and a processor was given"),
         ({"logits_processor": nothing}, {"num_beams": 2}, "num_beams is 2 and a processor was given"),
     ],
@@ -208,9 +208,9 @@ def test_what_does_not_fit_together_is_refused(given: dict[str, Any], options: d
         ({"shortlist_processor": lambda *_: [1]}, r"the shortlist_processor returned \[1\]; it must return a mapping"),
         (
             {"shortlist_processor": lambda *_: {512: 0.0}},
-            "a token of the shortlist_processor's is 512; it must be",
+            "a token of the shortlist_processor is 512; it must be",
         ),
-        ({"shortlist_processor": lambda *_: {1.0: 0.0}}, "a token of the shortlist_processor's is 1.0; it must be an"),
+        ({"shortlist_processor": lambda *_: {1.0: 0.0}}, "a token of the shortlist_processor is 1.0; it must be an"),
         ({"shortlist_processor": lambda *_: {1: "x"}}, "gave token 1 the logit 'x'; it must be a number"),
         ({"shortlist_processor": lambda *_: {1: float("nan")}}, "gave token 1 the logit nan; it must be a number"),
         (
@@ -255,7 +255,7 @@ def test_a_processor_that_nobody_defined_is_refused_with_those_that_there_are() 
     def there(_tokens: list[int], _logits: memoryview[float]) -> None: ...
 
     for name in ("nowhere", 3, ["there"]):
-        with pytest.raises(OptionError, match=r"those that were defined are: .*there.*llm\.python\(code\)"):
+        with pytest.raises(OptionError, match=r"the defined ones are: .*there.*llm\.python\(code\)"):
             named_processor(name)
     with pytest.raises(OptionError, match="of type str; give a function"):
         capstan.logits_processor("there")  # type: ignore[arg-type]

@@ -47,12 +47,14 @@ def test_rows_have_a_scale_and_the_packed_elements(bits: int, elements: int) -> 
 
 @pytest.mark.parametrize(
     ("head_size", "bits", "message"),
-    [(80, 4, "heads of 80 elements, no power of two from 8 on"), (6, 8, "heads of 6 elements, no multiple of 4")],
+    [(80, 4, "heads of 80 elements, not a power of two from 8 on"), (6, 8, "heads of 6 elements, not a multiple of 4")],
 )
 def test_heads_of_other_sizes_are_refused(head_size: int, bits: int, message: str) -> None:
     model, config = opened("nano-llama")
     pairs = [replace(pair, head_size=head_size) for pair in pairs_of(model, config)]
-    with pytest.raises(UnsupportedModelError, match=f"int{bits} cannot be: .* has {message}; load the model without"):
+    with pytest.raises(
+        UnsupportedModelError, match=f"int{bits} cannot be used: .* has {message}; load the model without"
+    ):
         quantized_caches(model, pairs, bits, CONTEXT)
 
 
@@ -67,14 +69,14 @@ def test_caches_that_attention_does_not_write_are_refused() -> None:
 
 def test_soft_caps_are_refused() -> None:
     model, config = opened("nano-gemma2")
-    with pytest.raises(UnsupportedModelError, match="int8 cannot be with soft caps"):
+    with pytest.raises(UnsupportedModelError, match="int8 cannot be used with soft caps"):
         quantized_caches(model, pairs_of(model, config), 8, CONTEXT)
 
 
 def test_windows_shorter_than_sequences_are_refused() -> None:
     model, config = opened("nano-gemma3")
     pairs = pairs_of(model, config)
-    told = f"int4 cannot be with attention that looks back {WINDOW} positions and a context_length of {CONTEXT} "
+    told = f"int4 cannot be used with attention that looks back {WINDOW} positions and a context_length of {CONTEXT} "
     with pytest.raises(UnsupportedModelError, match=told):
         quantized_caches(model, pairs, 4, CONTEXT)
     assert fewer_bits(model, pairs, 0, 32, WINDOW + 1) == ()

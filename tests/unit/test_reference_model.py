@@ -219,7 +219,7 @@ def test_a_prompt_that_does_not_fit_is_refused() -> None:
     with pytest.raises(PromptError, match=r"the prompt is empty"):
         sequence.prefill([])
     sequence.prefill(PROMPT)
-    with pytest.raises(PromptError, match=r"4 tokens after 5 are more than the cache's 8"):
+    with pytest.raises(PromptError, match=r"4 tokens after 5 exceed the cache's 8 positions"):
         sequence.prefill([1, 2, 3, 4])
     with pytest.raises(PromptError, match=r"cannot rewind to 6; the sequence has 5 tokens"):
         sequence.rewind(6)

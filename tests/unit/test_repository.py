@@ -231,7 +231,7 @@ class TestRefusing:
         ("change", "said"),
         [
             (of_three_rows, "position_ids has 3 dimensions, expected 2"),
-            (with_stranger, r"input pixel_values \[3\] that Capstan does not know how to feed"),
+            (with_stranger, r"input pixel_values \[3\] that Capstan cannot feed"),
             (without_caches, r"no inputs like past_key_values\.%d\.key \(inputs: .*cache\.0\.key"),
         ],
     )

@@ -170,7 +170,7 @@ class TestOnPaper:
         for sequence in (first, second):
             with pytest.raises(OptionError, match="generation is done"):
                 sequence.generate_next_token()
-        with pytest.raises(PromptError, match="would have 13 tokens, max_length is 12"):
+        with pytest.raises(PromptError, match="would have 13 tokens; max_length is 12"):
             first.append_tokens([1])
         with pytest.raises(OptionError, match=r"rewind_to\(13\): the sequence has 12 tokens"):
             first.rewind_to(13)

@@ -150,7 +150,7 @@ def test_embeddings_in_4_bits_are_taken_apart() -> None:
     ids=["signed", "zero points", "other axes"],
 )
 def test_other_tables_are_of_one_row_only(other: dict[str, Any]) -> None:
-    with pytest.raises(TapeError, match="operation 0 of the step is known for one row only"):
+    with pytest.raises(TapeError, match="operation 0 of the step has a form only for one row"):
         made(placement(), quantized(**other))
 
 
@@ -158,7 +158,7 @@ def test_other_tables_are_of_one_row_only(other: dict[str, Any]) -> None:
     "other", [{"names": ("data", "indices", "output")}, {"names": ("x", "scale", "y")}, {"indices": EMBEDDED}], ids=str
 )
 def test_a_recorded_operation_that_is_no_lookup_of_ids_is_of_one_row_only(other: dict[str, Any]) -> None:
-    with pytest.raises(TapeError, match="operation 0 of the step is known for one row only"):
+    with pytest.raises(TapeError, match="operation 0 of the step has a form only for one row"):
         made(placement(), recording(**other))
 
 
@@ -240,5 +240,5 @@ def test_packed_tokens_need_caches_that_our_kernels_write() -> None:
     nodes = [
         replace(node, what=replace(ATTENTION, prepared=True)) if node.position == 2 else node for node in placed.nodes
     ]
-    with pytest.raises(TapeError, match="writes the caches, which is known for rows of their own only"):
+    with pytest.raises(TapeError, match="writes the caches, which works only for separate rows"):
         made(replace(placed, nodes=tuple(nodes)), recording(), packed=True)

@@ -139,7 +139,7 @@ def test_options_that_do_not_go_together_are_refused(options: dict[str, Any], wh
 def test_more_rows_than_there_is_memory_for_are_refused_and_none_is_kept() -> None:
     generator, paper = made(batch_size=4, decoder={"room": 2})
     generator.append_tokens([[1, 2]] * 4)
-    remedy = "4 rows of 64 positions were requested and there is memory for 2 .*; lower batch_size, num_beams"
+    remedy = "4 rows of 64 positions were requested; the memory holds 2 .*; lower batch_size, num_beams"
     with pytest.raises(OutOfMemoryError, match=remedy):
         generator.generate_next_token()
     assert [decoder.closed for decoder in paper.decoders] == [1, 1]
@@ -165,17 +165,17 @@ def test_prompts_behind_one_another_and_arrays_are_rows_too() -> None:
     ("tokens", "what"),
     [
         ([[1, 2, 3], [4, 5]], r"rows have from 2 to 3 tokens; pad them at the end .* pad_token_id \(0\)"),
-        ([[1, 2]], "1 rows of tokens were given, batch_size is 2"),
-        ([[1], [2], [3]], "3 rows of tokens were given, batch_size is 2"),
+        ([[1, 2]], "1 rows of tokens were given; batch_size is 2"),
+        ([[1], [2], [3]], "3 rows of tokens were given; batch_size is 2"),
         ([1, 2, 3], "3 tokens in one list cannot be 2 rows of equal length"),
         ([], "no tokens were given"),
         ([[], []], "no tokens were given"),
-        ([[1, 2], [0, 0]], r"a row has nothing but padding \(0\)"),
+        ([[1, 2], [0, 0]], r"a row has only padding \(0\)"),
         ([[1, 2], [3, 100]], "token 1 is 100; ids go from 0 to 99"),
         ([[1, 2], [3, 1.5]], "token 1 is 1.5; ids are integers"),
         ([[1, 2], "34"], "token 0 is"),
-        ([[7] * 65, [7] * 65], "the sequence would have 65 tokens, max_length is 64"),
-        (range(2 * 10**12), "the sequence would have 1000000000000 tokens, max_length is 64"),
+        ([[7] * 65, [7] * 65], "the sequence would have 65 tokens; max_length is 64"),
+        (range(2 * 10**12), "the sequence would have 1000000000000 tokens; max_length is 64"),
         ([itertools.repeat(7), itertools.repeat(7)], "the sequence would have more than 64 tokens"),
     ],
 )
@@ -203,7 +203,7 @@ class TestSeveralRows:
         with pytest.raises(OptionError, match=r"rewind_to\(0\) and append whole prompts"):
             generator.append_tokens([[5], [7]])
         asyncio.run(take(generator, 3))
-        with pytest.raises(OptionError, match="is rewound to 0 only"):
+        with pytest.raises(OptionError, match="rewinds only to 0"):
             generator.rewind_to(2)
         generator.rewind_to(0)
         assert generator.token_count() == 0
@@ -285,7 +285,7 @@ class TestSeveralRows:
         generator.set_logits(wanted)
         asyncio.run(take(generator, 1))
         assert generator.get_next_tokens() == [33, 44]
-        with pytest.raises(OptionError, match="400 bytes; 200 float32 are needed"):
+        with pytest.raises(OptionError, match="400 bytes; give 200 float32"):
             generator.set_logits(bytearray(400))
 
     def test_that_have_ended_stay_so_when_logits_are_asked_for(self) -> None:

@@ -182,7 +182,7 @@ def test_what_cannot_be_scored_is_refused_and_leaves_the_sequence(model: Model) 
             ([], "no tokens were given"),
             ([1, vocab], f"token 1 is {vocab}; ids go from 0 to {vocab - 1}"),
             ([-1], "token 0 is -1"),
-            ([1, 2, 3, 4], "the sequence would have 9 tokens, max_length is 8"),
+            ([1, 2, 3, 4], "the sequence would have 9 tokens; max_length is 8"),
         ]
         for ids, told in refused:
             with pytest.raises(PromptError, match=told):

@@ -121,7 +121,7 @@ def test_a_stop_string_with_a_special_token_is_refused_and_any_text_taken(name: 
     assert tokenizer.encode(" ")[-1] == tokenizer.to_token_id(space), "a token that is decoded to nothing when alone"
     for text in ("</s>", "</s> day", "Hi</s>", "Hi</s>day", " </s>"):
         with pytest.raises(
-            OptionError, match=r"stop_strings has '.*' with the special tokens \[2\]: they have no text"
+            OptionError, match=r"stop_strings has '.*' with the special tokens \[2\], which have no text"
         ):
             made(tokenizer=tokenizer, stop_strings=["day", text])
     made(tokenizer=tokenizer, stop_strings=[" ", "  day", "</", "s>", "Hi", "\n", "é"])

@@ -203,10 +203,10 @@ def test_bad_input_is_refused_by_name(model: genai.Model, tmp_path: Path) -> Non
     audios = genai.Audios.open_bytes(b"any")
     refused(UnsupportedModelError, "sees and does not hear", lambda: processor(PROMPT, audios=audios))
     one = inputs(genai, model, GRADIENT)
-    refused(OptionError, "batch_size is 2, and pictures", lambda: generator(genai, model, batch_size=2).set_inputs(one))
+    refused(OptionError, "batch_size is 2; pictures", lambda: generator(genai, model, batch_size=2).set_inputs(one))
     begun = generator(genai, model)
     begun.append_tokens([40])
-    refused(OptionError, "the sequence has 1 tokens, and pictures come before", lambda: begun.set_inputs(one))
+    refused(OptionError, "the sequence has 1 tokens; pictures come before", lambda: begun.set_inputs(one))
     alone = generator(genai, model)
     alone.append_tokens(one["input_ids"])
     refused(PictureError, "256 placeholders of pictures, and no picture was given", lambda: next_ids(alone))
@@ -260,7 +260,7 @@ def test_a_model_of_text_sees_nothing() -> None:
     made["pixel_values"] = np.zeros((1, 3, 64, 64), np.float32)
     refused(UnsupportedModelError, "use append_tokens", lambda: generator(genai, text, max_length=20).set_inputs(made))
     one = capstan.Generator(text.capstan)
-    refused(UnsupportedModelError, "takes no pictures; give it text alone", lambda: one.see([]))
+    refused(UnsupportedModelError, "takes no pictures; give it only text", lambda: one.see([]))
 
 
 def test_the_engine_answers_prompts_of_text(model: genai.Model) -> None:
@@ -283,7 +283,7 @@ def test_a_folder_whose_parts_do_not_fit_is_refused_by_path(tmp_path: Path) -> N
         ({"vision__filename": "../vision.onnx"}, ConfigError, "model.vision.filename: expected a file below"),
         ({"vision__filename": "none.onnx"}, ModelFileError, "none.onnx"),
         ({"embedding__filename": "none.onnx"}, ModelFileError, "none.onnx"),
-        ({"vision__inputs": {"pixel_values": "p"}}, UnsupportedModelError, "one is needed, p"),
+        ({"vision__inputs": {"pixel_values": "p"}}, UnsupportedModelError, "it needs exactly one, p"),
         ({"vision__outputs": {"image_features": "f"}}, UnsupportedModelError, "the output f is not there"),
         ({"embedding__inputs__input_ids": "i"}, UnsupportedModelError, "embedding.onnx has no input i"),
         ({"embedding__inputs__image_features": "f"}, UnsupportedModelError, "embedding.onnx has no input f"),

@@ -139,8 +139,8 @@ def test_attention_that_cannot_count_from_a_base_keeps_whole_caches(tmp_path: Pa
     wanted = {
         unrotated: "it does not rotate queries and keys itself",
         biased: "it has an input attention_bias",
-        computed: "its rotary table cosines is no constant of rows",
-        own_length: "its lengths are no sums of attention_mask",
+        computed: "its rotary table cosines is not a constant of rows",
+        own_length: "its lengths are not sums of attention_mask",
     }
     for place, (change, told) in enumerate(wanted.items()):
         assert refused(change, tmp_path / str(place)).endswith(f": {told}")
@@ -342,7 +342,7 @@ def test_a_run_without_its_window_is_refused_and_one_from_the_start_is_not() -> 
     assert sequence.window.holds(1600)
     gone = sequence.window.base + LOOKS - 1
     assert (sequence.window.holds(gone), sequence.window.holds(gone + 1)) == (False, True)
-    with pytest.raises(ValueError, match=f"no window before {gone}"):
+    with pytest.raises(ValueError, match=f"not the window before {gone}"):
         sequence.window.make_room(gone, 1)
     sequence.run(0, 10)
     assert sequence.window.base == 0

@@ -117,8 +117,10 @@ def changed(**kinds: str) -> ModelProto:
 
 
 def test_graphs_that_are_not_understood_are_refused() -> None:
-    with pytest.raises(UnsupportedModelError, match="is made by Max; one of Where, ScatterND, ScatterElements"):
+    with pytest.raises(
+        UnsupportedModelError, match="is made by Max; it must come from one of Where, ScatterND, ScatterElements"
+    ):
         spliced_embedding(graph("model.onnx"), changed(Where="Max"), NAMES)
     other = changed(Mul="Softmax")
-    with pytest.raises(UnsupportedModelError, match=r"operators of version 18 and the decoder's of \d+ .*Softmax"):
+    with pytest.raises(UnsupportedModelError, match=r"operators have version 18, the decoder's \d+ .*Softmax"):
         spliced_embedding(graph("model.onnx"), other, NAMES)

@@ -85,7 +85,7 @@ def test_attention_with_something_for_each_head_keeps_whole_caches() -> None:
     model = rewritten(model, "webgpu", facts)
     assert facts.cache_parts == ()
     rewritten(model, "decode", facts)
-    assert facts.about.whole == f"node {node.name} reads something for each head"
+    assert facts.about.whole == f"node {node.name} reads an input with values for each head"
 
 
 def test_parts_are_the_fewest_of_one_size() -> None:

@@ -236,10 +236,10 @@ def odd_columns() -> Made:
 @pytest.mark.parametrize(
     ("made", "why"),
     [
-        (whole_bias(), r"\(Gemm\) reads it whole: bias has \[1, 512\], which is not one for each of 512"),
+        (whole_bias(), r"\(Gemm\) reads it whole: bias has \[1, 512\] instead of one for each of 512"),
         (by_the_second_axis(), r"\(Gather\) reads it whole: it is not looked up by its first axis"),
         (turned(), r"\(MatMulNBits\) reads it whole: its rows are columns in the file"),
-        (odd_columns(), r"\(MatMul\) reads it whole: the rows of its last columns are no whole words"),
+        (odd_columns(), r"\(MatMul\) reads it whole: the rows of its last columns are not whole words"),
     ],
 )
 def test_what_stays_whole_is_told_with_the_reason(made: Made, why: str) -> None:
@@ -361,9 +361,9 @@ def test_rows_of_several_parts_of_a_file() -> None:
         found = [rows_of(whole, total, first, 32) for first in range(0, total, 32)]
         made = [entry(whole.onnx_type, (32, *whole.dims[1:]), *parts) for parts in found]
         assert b"".join(bytes_of(each, data) for each in made) == wanted
-    with pytest.raises(NotInRangesError, match="its rows begin within bytes"):
+    with pytest.raises(NotInRangesError, match="some rows start within a byte"):
         rows_of(joined, 100, 0, 32)
-    with pytest.raises(NotInRangesError, match="its rows are not of one part of the file each"):
+    with pytest.raises(NotInRangesError, match="some rows come from several parts of the file"):
         rows_of(entry(UINT8, (64, 8), Part(0, 260), Part(512, 252)), 64, 0, 32)
 
 

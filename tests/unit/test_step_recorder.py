@@ -72,7 +72,7 @@ def test_a_window_that_our_kernel_loses_is_found_out_and_nothing_is_replayed(mon
     assert outcome.step.note is not None
     assert outcome.step.note.startswith("the tape cannot be used: result of attention of 4 heads at ")
     assert outcome.step.note.endswith(
-        "attention over past 0 looks back 24 positions, which onnxruntime-web leaves out of a captured run"
+        "attention over past 0 looks back 24 positions, which onnxruntime-web ignores in a captured run"
     )
     assert outcome.engine.tapes == {}
     assert [name for name in fallbacks() if name.startswith("a replayed decode step: the tape cannot be used")]
@@ -267,7 +267,9 @@ class TestIndirectDispatches:
             engine.counts_of_step = other  # type: ignore[method-assign]
 
         outcome = record(passes=self.PASSES, prepare=prepare)
-        told = rf"2 indirect dispatches kept: indirect dispatch \d+ gets .* workgroups at length {CAPACITY}, its table "
+        told = (
+            rf"2 indirect dispatches kept: indirect dispatch \d+ has .* workgroups at length {CAPACITY}; its table has "
+        )
         assert re.match(told, outcome.step.passes["direct"])
         assert [op[0] for op in outcome.tape.played if op[0] in ("table", "indirect")] == ["indirect"] * 2
 

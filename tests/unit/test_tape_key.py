@@ -30,4 +30,4 @@ def test_an_equal_key_passes() -> None:
 def test_a_mismatch_raises_with_expected_and_got(field: str, value: Any, expected: str, got: str) -> None:
     with pytest.raises(TapeKeyError) as raised:
         KEY.require(replace(KEY, **{field: value}))
-    assert str(raised.value) == f"this tape was recorded for {field}={expected}, got {got}; record one for {got}"
+    assert str(raised.value) == f"this tape was recorded for {field}={expected}, got {got}; record a tape for {got}"

@@ -143,7 +143,7 @@ class Life:
         assert isinstance(decoder, WebGpuDecoder)
         decoder.set_search(SearchOptions())
         assert decoder.capture == "off"
-        assert decoder.capture_note == "the decode step is recorded behind the first token"
+        assert decoder.capture_note == "the decode step is recorded after the first token"
         await decoder.prefill(PROMPT, 0)
         await decoder.record()
         return decoder

@@ -180,7 +180,7 @@ def test_a_tape_that_does_what_eager_runs_do_is_kept() -> None:
     [
         ([halves, forgets], "a replay differs from an eager run in output 'y'.*4 elements finite in only one"),
         ([forgets, adds_one], "a replay differs from an eager run in output 'y': by 1.75"),
-        ([forgets, adds_a_constant(1.25)], "differs from an eager run in output 'y': by 0.25, at most 2.75e-05"),
+        ([forgets, adds_a_constant(1.25)], "differs from an eager run in output 'y': by 0.25; at most 2.75e-05"),
     ],
     ids=["the last operation is missing", "an inner operation is missing", "a constant is wrong"],
 )
@@ -289,7 +289,7 @@ def test_outputs_that_one_buffer_cannot_hold_are_a_step_down(no_fallbacks: None)
             await session.run([], [fetch])
 
     with pytest.warns(
-        capstan.FallbackWarning, match="one read for all outputs: together they are larger than a buffer"
+        capstan.FallbackWarning, match="one read for all outputs: together they exceed the largest buffer"
     ):
         asyncio.run(runs())
     assert list(fallback.fallbacks().values()) == [2]
@@ -307,7 +307,7 @@ NAN, INF = float("nan"), float("inf")
     [
         ("float32", pack("f", 1, NAN, INF), pack("f", 1, -NAN, INF), None),
         ("float32", pack("f", 100, 0), pack("f", 100.0005, 0), None),
-        ("float32", pack("f", 100, 0), pack("f", 100.01, 0), "by 0.0100021, at most 0.001"),
+        ("float32", pack("f", 100, 0), pack("f", 100.01, 0), "by 0.0100021; at most 0.001"),
         ("float32", pack("f", 1, 2), pack("f", NAN, 2), "(1 elements finite in only one)"),
         ("float32", pack("f", INF), pack("f", -INF), "(1 elements"),
         ("float16", pack("e", 1, 2), pack("e", 1.001, 2), None),

@@ -271,7 +271,7 @@ def test_a_shard_that_stays_wrong_is_an_error_and_nothing_is_kept() -> None:
 
 def test_a_manifest_for_another_size_is_refused() -> None:
     page = Page(manifest=manifest_of(BYTES[:-1]))
-    with pytest.raises(ModelFileError, match=r"950 bytes, .*shards.json was written for 949"):
+    with pytest.raises(ModelFileError, match=r"950 bytes; .*shards.json was written for 949"):
         page.load()
 
 
@@ -324,7 +324,7 @@ def test_a_changed_source_is_loaded_anew_told_and_takes_the_place_of_the_old() -
     [warning] = warned(lambda: traffic.append(page.traffic()))
     assert traffic == [(950, [(0, 950)])]
     assert "https://host/m/data changed since it was stored: it was etag" in warning
-    assert 'it was etag "1" with 950 bytes, and is etag "2" with 950 bytes; the new one was stored' in warning
+    assert 'it was etag "1" with 950 bytes, and is now etag "2" with 950 bytes; the new file replaces' in warning
     assert warned(page.load) == []
     [after] = page.listed()
     assert after.content != before
@@ -345,7 +345,9 @@ def test_a_source_that_changed_unseen_is_told_when_a_damaged_shard_is_fetched_ag
     page.spoil(555)
     asyncio.run(page.store.verify())
     page.server.data = BYTES[::-1]
-    with pytest.raises(WeightsChangedError, match=r"shard 5 .* was stored of it.*the same file \(etag \"1\"\).*evict"):
+    with pytest.raises(
+        WeightsChangedError, match=r"shard 5 .* the stored digest is .*the same file \(etag \"1\"\).*evict"
+    ):
         page.load((500, 100))
     assert asyncio.run(page.store.evict(page.server.url)) == 950
     page.load()
@@ -408,7 +410,7 @@ def test_no_room_is_a_warning_before_anything_is_written() -> None:
     page = Page()
     page.backing.free = 949
     [warning] = warned(page.load)
-    assert "needs 950 bytes, the browser lets this origin store 949 more" in warning
+    assert "needs 950 bytes; the browser lets this origin store 949 more" in warning
     assert page.backing.files == {}
 
 
@@ -439,7 +441,7 @@ def test_a_disk_that_is_full_for_the_record_is_a_warning_and_leaves_nothing() ->
 
         page.backing.before = full
         [warning] = warned(page.load)
-        assert "is full; the weights are loaded, and fetched again the next time" in warning
+        assert "is full; the weights are loaded; the next load fetches them again" in warning
         assert page.backing.files == {}
 
 

@@ -37,9 +37,9 @@ class Round:
     """The result of one step for one prompt."""
 
     chosen: tuple[Continuation, ...]
-    """As many as there are beams, best first."""
+    """One for each beam, best first."""
     ends: tuple[tuple[int, float], ...]
-    """Beam and score of each end of sequence among the first continuations, as many as there are beams; best first."""
+    """Beam and score of each end of sequence among the best `beams` continuations; best first."""
     best: float
     """The score of the best continuation."""
 
@@ -57,13 +57,14 @@ class BeamRows(Protocol):
     """A RowDecoder that searches beams by itself."""
 
     async def prepare_beams(self, options: BeamOptions) -> str | None:
-        """Prepare searches with these options; returns the reason if they are impossible. The contents of the caches
-        are lost. Called while no burst is under way.
+        """Prepare searches with these options; returns the reason if they are impossible. The caches lose their
+        contents. Called while no burst is under way.
         """
 
     def begin_beams(self, scores: Sequence[float], sources: Sequence[int]) -> None:
-        """Begin a search with a score for each row, from the present logits. The positions of row r so far are
-        those of row `sources[r]`. Called while no burst is under way."""
+        """Begin a search with a score for each row, from the present logits. Row r takes over the positions of row
+        `sources[r]`. Called while no burst is under way.
+        """
 
     def submit_beams(self, picks: int, choose_first: bool) -> Awaitable[BeamBurst]:
         """Queue `picks` steps of all rows, each followed by a choice of the next tokens; with `choose_first` the first

@@ -25,7 +25,7 @@ class CacheRows(Protocol):
         """Whether the caches hold the whole window of the position after `length`."""
 
     async def kept(self, length: int) -> CacheRows:
-        """A copy of the first `length` positions in memory of its own, made on the device. Raises OutOfMemoryError."""
+        """A copy of the first `length` positions in new memory, made on the device. Raises OutOfMemoryError."""
 
     def copy_to(self, target: Any, length: int) -> None:
         """Copy the first `length` positions to other caches of the same model on the device."""

@@ -13,8 +13,8 @@ __all__ = ["CarriedTensor", "carried"]
 
 @dataclass(frozen=True)
 class CarriedTensor:
-    """The output of one run for the next: a cache [1, heads, positions that were run, head size], or a state in the
-    graph's shape.
+    """The output of one run for the next: a cache [1, heads, computed positions, head size], or a state in the graph's
+    shape.
     """
 
     dtype: str
@@ -22,7 +22,7 @@ class CarriedTensor:
     dims: tuple[int, ...]
     data: bytes
     positions: bool = False
-    """Whether dimension 2 counts positions, as of a cache."""
+    """Whether dimension 2 counts positions, as it does in a cache."""
 
     @classmethod
     def read(cls, about: GraphDescription, found: CachePair | StateTensor, data: bytes, valid: int) -> CarriedTensor:
@@ -40,4 +40,4 @@ def carried(about: GraphDescription, name: str) -> CachePair | StateTensor:
     for found in every:
         if name in (found.past, found.present):
             return found
-    raise OptionError(f"there is no cache or state {name!r}; there are {', '.join(found.past for found in every)}")
+    raise OptionError(f"there is no cache or state {name!r}; the graph has {', '.join(found.past for found in every)}")

@@ -2,10 +2,10 @@
 
 Bit for bit, for every input:
 
-- Between floats the nearest value, ties to even; what is too large becomes infinite. A NaN keeps its sign and the high
+- Between floats the nearest value, ties to even; values out of range become infinite. A NaN keeps its sign and the high
   bits of its payload, and becomes quiet.
 - From integer to float32 likewise, rounded once; to float16 by way of float32, which changes no result.
-- From float to integer towards zero; what is out of range becomes the nearest limit, and NaN becomes 0.
+- From float to integer towards zero; values out of range become the nearest limit, and NaN becomes 0.
 - Between integers the low bits are kept, and signed ones extended by their sign.
 - A type converted to itself keeps its bits.
 

@@ -33,7 +33,7 @@ class Opening:
 
 
 class DeviceHost(Host, Protocol):
-    """The host's devices, beside its files, clock and waits."""
+    """A host with devices, besides its files, clock and waits."""
 
     async def open_model(self, opening: Opening, device: str) -> DeviceModel:
         """Load a model onto a device; `device` 'auto' is resolved here."""

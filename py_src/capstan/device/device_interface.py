@@ -131,7 +131,7 @@ class DeviceSession(ABC):
         """
 
     def shared_weights(self) -> Mapping[str, int] | None:
-        """Bytes of the weights in buffers that sessions share, by name; None where all are the session's own."""
+        """Bytes of the weights in buffers that sessions share, by name; None if the session shares none."""
         return None
 
     def holds(self, dtype: str) -> bool:
@@ -151,9 +151,9 @@ class DeviceSession(ABC):
 class DeviceInterface(ABC):
     """A device's memory, copies, small kernels and sessions. Offsets and lengths are bytes, any alignment.
 
-    Operations called inside one `batch()` block reach the device in one submit, in order; outside of one, each is its
-    own. Operations queued afterwards see the results; only copies to the CPU wait. An operation over memory that
-    it cannot use (memory/usage.py) raises MemoryTypeError and does nothing.
+    Operations called inside one `batch()` block reach the device in one submit, in order; outside of a block each
+    operation is a submit. Operations queued afterwards see the results; only copies to the CPU wait. An operation over
+    memory that it cannot use (memory/usage.py) raises MemoryTypeError and does nothing.
     """
 
     type: ClassVar[str]
@@ -163,7 +163,7 @@ class DeviceInterface(ABC):
     """Which device of its kind; buffers do not cross from one to another."""
 
     def get_memory_info(self, memory_type: MemoryType = MemoryType.DEFAULT) -> MemoryInfo:
-        """The place where `allocate` makes buffers of that type."""
+        """The memory in which `allocate` makes buffers of that type."""
         return memory_info(self.type, memory_type, self.device_id)
 
     @abstractmethod
@@ -187,7 +187,7 @@ class DeviceInterface(ABC):
         """Count one more user of the device, who will `close` it; without effect where a device holds nothing."""
 
     def close(self) -> None:  # noqa: B027
-        """Count one user less; the last one may free the device."""
+        """Count one user less; without users the device may be freed."""
 
     @abstractmethod
     def allocate(
@@ -223,7 +223,7 @@ class DeviceInterface(ABC):
         source were read first."""
 
     def copy_strided(self, copies: Sequence[StridedCopy]) -> None:
-        """`copy_tensors` of all their pieces, which a device may do in fewer calls."""
+        """`copy_tensors` of all their pieces; a device may do it in fewer calls."""
         self.copy_tensors([pair for copy in copies for pair in copy.pairs()])
 
     def copy_from(self, destination: DeviceSpan, source: DeviceSpan) -> None:
@@ -240,7 +240,7 @@ class DeviceInterface(ABC):
         `Readback.data` is empty."""
 
     async def copy_all_to_cpu(self, parts: Sequence[tuple[DeviceSpan, Any]]) -> None:
-        """`copy_device_to_cpu` of each (source, out), which a device may do with a single wait."""
+        """`copy_device_to_cpu` of each (source, out); a device may do it with a single wait."""
         for source, out in parts:
             await self.copy_device_to_cpu(source, out)
 
@@ -273,8 +273,9 @@ class DeviceInterface(ABC):
         """Row r of [batch, count] becomes starts[r], starts[r] + 1, ... dtype int64 or int32."""
 
     def layered(self, session: DeviceSession, notes: Notes | None) -> DeviceSession:
-        """A session of an encoder's graph that may have kernels of the device compute its layers; it closes the given
-        one. `notes` keep for later loads that they are right."""
+        """A session of an encoder's graph that may compute its layers with kernels of the device; it closes the given
+        session. `notes` keep for later loads that these kernels passed their check.
+        """
         return session
 
     @abstractmethod

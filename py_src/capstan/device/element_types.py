@@ -80,5 +80,5 @@ def dtype_of_format(form: str, size: int) -> str | None:
 
 
 def byte_count(dtype: str, dims: Sequence[int]) -> int:
-    """Bytes of a tensor."""
+    """Bytes of a tensor of that shape."""
     return ELEMENT_TYPES[dtype].size * math.prod(dims)

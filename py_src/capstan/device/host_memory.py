@@ -39,7 +39,7 @@ class HostMemory(DeviceInterface):
         owner: str = "",
     ) -> DeviceBuffer:
         if size < 0:
-            raise BufferMismatchError(f"a buffer {label!r} of {size} bytes; the least is 0")
+            raise BufferMismatchError(f"a buffer {label!r} of {size} bytes; sizes start at 0")
         try:
             data = bytearray(size)
         except (MemoryError, OverflowError):

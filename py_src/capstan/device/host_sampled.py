@@ -113,7 +113,7 @@ class HostCaches:
 
 
 def undraftable(stateful: bool, keeps_all: bool) -> str | None:
-    """Why a model's drafts cannot be verified."""
+    """The reason why a model's drafts cannot be verified."""
     if stateful:
         return "the model has states that a run over several tokens leaves at its last one"
     return None if keeps_all else "the graph gives the logits of the last position only"
@@ -148,7 +148,7 @@ class HostSampledDecoder:
         self._tokens: list[int] = []
         """The sequence with all picks, for stages that need it."""
         self._prompt = 0
-        """The number of them that were not picked."""
+        """Its first tokens, which were not picked."""
         self._allowed = b""
         self._pending = 0
         self._counters: Counters = {"steps": 0, "readbacks": 0, "readback_bytes": 0}
@@ -224,7 +224,7 @@ class HostSampledDecoder:
         self._prompt = prompt
 
     def reorder(self, parents: Sequence[int]) -> None:
-        """No change: there is one row."""
+        """Changes nothing: there is one row."""
 
     async def submit(self, picks: int, sample_first: bool, rows: Sequence[int] = ONE) -> Burst:
         if picks != 1:
@@ -348,7 +348,7 @@ class HostSampledModel(ABC):
     encoder: SpeechEncoder | PictureEncoder | None = None
 
     async def decoder(self, capacity: int, given: Loan | None = None) -> HostSampledDecoder:
-        assert given is None, "nobody is lent buffers here"
+        assert given is None, "this device borrows no buffers"
         return self._decoder(capacity)
 
     @abstractmethod

@@ -53,7 +53,7 @@ class AdapterFile:
 
 
 def read_adapter(data: bytes | bytearray | memoryview, what: str) -> AdapterFile:
-    """Parse an adapter file; `what` is what error messages call it. ModelFileError for anything that is not one."""
+    """Parse an adapter file; error messages call it `what`. Raises ModelFileError for any other file."""
     view = memoryview(data).cast("B")
     require_size(len(view), what)
     if len(view) < 8 or view[4:8] != IDENTIFIER:
@@ -68,7 +68,7 @@ def read_adapter(data: bytes | bytearray | memoryview, what: str) -> AdapterFile
 def require_size(size: int, what: str) -> None:
     """Raise ModelFileError for a file that exceeds the limit."""
     if size > MAX_BYTES:
-        raise ModelFileError(f"{what}: {size} bytes, an adapter file has at most {MAX_BYTES}; split it")
+        raise ModelFileError(f"{what}: {size} bytes; an adapter file has at most {MAX_BYTES}; split it")
 
 
 class Reader:
@@ -83,9 +83,9 @@ class Reader:
         )
 
     def number(self, code: str, at: int) -> int:
-        """The little-endian integer there."""
+        """The little-endian integer at a byte."""
         if not 0 <= at <= len(self.view) - struct.calcsize(code):
-            raise self.broken(f"a value at byte {at} is outside")
+            raise self.broken(f"a value at byte {at} is outside of the file")
         found: int = struct.unpack_from(f"<{code}", self.view, at)[0]
         return found
 
@@ -109,7 +109,7 @@ class Reader:
         at = field + self.number("I", field)
         length = self.number("I", at)
         if at + 4 + length * item > len(self.view):
-            raise self.broken(f"{length} items of {item} bytes at byte {at + 4} go past its end")
+            raise self.broken(f"{length} items of {item} bytes at byte {at + 4} go past the file's end")
         return at + 4, length
 
     def adapter(self) -> AdapterFile:
@@ -117,16 +117,16 @@ class Reader:
         found = self.optional(version)
         if found != FORMAT_VERSION:
             raise ModelFileError(
-                f"{self.what}: format version {found}, Capstan reads {FORMAT_VERSION}; export it again"
+                f"{self.what}: format version {found}; Capstan reads {FORMAT_VERSION}; export it again"
             )
         start, count = self.vector(parameters, 4)
         if count > MAX_TENSORS:
-            raise self.broken(f"{count} tensors, at most {MAX_TENSORS} are allowed")
+            raise self.broken(f"{count} tensors; at most {MAX_TENSORS} are allowed")
         tensors: dict[str, AdapterTensor] = {}
         for slot in range(start, start + 4 * count, 4):
             name, tensor = self.parameter(slot + self.number("I", slot))
             if name in tensors:
-                raise self.broken(f"tensor {name!r} is in it twice")
+                raise self.broken(f"the file has tensor {name!r} twice")
             tensors[name] = tensor
         return AdapterFile(self.optional(adapter), self.optional(model), tensors)
 
@@ -138,14 +138,14 @@ class Reader:
         named, shaped, typed, filled = self.table(at, 4)
         start, length = self.vector(named, 1)
         if not 0 < length <= MAX_NAME:
-            raise self.broken(f"a tensor's name has {length} bytes, 1 to {MAX_NAME} are allowed")
+            raise self.broken(f"a tensor's name has {length} bytes; 1 to {MAX_NAME} are allowed")
         try:
             name = str(self.view[start : start + length], "utf-8")
         except UnicodeDecodeError as error:
             raise self.broken(f"a tensor's name is not UTF-8 ({error})") from error
         start, length = self.vector(shaped, 8)
         if length > MAX_DIMENSIONS:
-            raise self.broken(f"tensor {name!r} has {length} dimensions, at most {MAX_DIMENSIONS} are allowed")
+            raise self.broken(f"tensor {name!r} has {length} dimensions; at most {MAX_DIMENSIONS} are allowed")
         dims = tuple(self.number("q", start + 8 * axis) for axis in range(length))
         if not all(0 <= size < MAX_SIZE for size in dims):
             raise self.broken(f"tensor {name!r} has dimensions {list(dims)}")
@@ -159,6 +159,6 @@ class Reader:
         start, length = self.vector(filled, 1)
         if length != needed:
             raise self.broken(
-                f"tensor {name!r} has {length} bytes, {needed} are needed for {ONNX_NAMES[onnx_type]} {list(dims)}"
+                f"tensor {name!r} has {length} bytes; {ONNX_NAMES[onnx_type]} {list(dims)} takes {needed}"
             )
         return name, AdapterTensor(onnx_type, dims, self.view[start : start + length])

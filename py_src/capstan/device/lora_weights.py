@@ -91,14 +91,14 @@ def require_fitting(graph: LoraGraph, tensors: Mapping[str, AdapterTensor], what
     for name in tensors:
         if name in graph.others:
             raise BindingError(
-                f"{what} has a tensor {name} {shape_of(tensors[name])}, and that input of the model {model} is not a "
+                f"{what} has a tensor {name} {shape_of(tensors[name])}; that input of the model {model} is not a "
                 "factor of a LoRA product: adapters fill two factors that are multiplied one after the other, and "
                 "weights with a free size, or with 'lora' in their names; fold its values into those"
             )
     if not inputs:
         names = ", ".join(f"{name} {shape_of(tensors[name])}" for name in list(tensors)[:1])
         raise UnsupportedModelError(
-            f"{what}: the model {model} has no inputs for LoRA adapters, so none for {names or 'any tensor'}; export "
+            f"{what}: the model {model} has no inputs for LoRA adapters, and none for {names or 'any tensor'}; export "
             "it with Olive's extract-adapters pass, which makes A and B inputs instead of constants, or merge the "
             "adapter into its weights"
         )
@@ -115,7 +115,7 @@ def require_fitting(graph: LoraGraph, tensors: Mapping[str, AdapterTensor], what
             isinstance(size, str) or size == given for size, given in zip(wanted.dims, tensor.dims, strict=True)
         )
         if not fits or wanted.onnx_type != tensor.onnx_type:
-            raise BindingError(f"{what}: {name} is {shape_of(tensor)}, the model takes {wanted.shape}; {again}")
+            raise BindingError(f"{what}: {name} is {shape_of(tensor)}; the model takes {wanted.shape}; {again}")
         rank = max(rank, *free_sizes(wanted, tensor), 0)
     for each in graph.inputs:
         own, other = (rank_of(inputs[name], tensors) for name in (each.name, each.meets or each.name))
@@ -125,9 +125,7 @@ def require_fitting(graph: LoraGraph, tensors: Mapping[str, AdapterTensor], what
             )
     widest = max(size for each in graph.inputs for size in each.dims if isinstance(size, int))
     if rank > widest:
-        raise BindingError(
-            f"{what} has the rank {rank}; at most {widest}, the model's widest layer, makes sense; {again}"
-        )
+        raise BindingError(f"{what} has the rank {rank}; the model's widest layer allows at most {widest}; {again}")
     return round_up(max(rank, default_rank(each for each in graph.inputs if each.name not in tensors), 1), RANK_STEP)
 
 
@@ -141,7 +139,7 @@ def shape_of(tensor: AdapterTensor) -> str:
 
 
 def free_sizes(wanted: LoraInput, tensor: AdapterTensor) -> list[int]:
-    """The tensor's sizes in the dimensions that the graph leaves free: the rank."""
+    """The tensor's sizes in the dimensions that the graph leaves free, which are the rank."""
     return [given for size, given in zip(wanted.dims, tensor.dims, strict=True) if isinstance(size, str)]
 
 
@@ -176,7 +174,7 @@ async def laid_out(
 
 
 def silent(graph: LoraGraph) -> list[HostTensor]:
-    """The LoRA inputs of runs without adapter. A free rank is that of the defaults, or 0 if none of them changes the
+    """The LoRA inputs of runs without an adapter. A free rank is that of the defaults, or 0 if none of them changes the
     result: a factor without elements costs nothing.
     """
     rank = default_rank(graph.inputs)

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 __all__ = ["BOUND_MS", "DeviceModel", "TapeOptions"]
 
 BOUND_MS = 250.0
-"""Most milliseconds of a prefill run, unless the user chooses. Other GPU work can run between the dozens of dispatches
-of a run, so that this bounds the length of one dispatch and the delay of a cancel."""
+"""Most milliseconds of a prefill run, unless the user sets a limit. Other GPU work can run between the dozens of
+dispatches of a run; so this bounds the length of one dispatch and the delay of a cancel.
+"""
 
 
 @dataclass(frozen=True)
@@ -29,12 +30,13 @@ class TapeOptions:
     capture: str = "tape"
     """'tape', 'ort' or 'off'."""
     passes: tuple[str, ...] | None = None
-    """Names out of capstan.tape.PASSES: the passes over the recorded step. None chooses for the GPU adapter."""
+    """The passes over the recorded step, by their names in capstan.tape.PASSES. With None the GPU adapter decides."""
     prefill_ms: float = BOUND_MS
     """Most milliseconds of a prefill run."""
     configured: str | None = None
-    """The option of the model's configuration that `capture` comes from, with its path; None if it comes from the
-    caller or is the default."""
+    """The option of the model's configuration that set `capture`, with its path; None if the caller set it or it is the
+    default.
+    """
 
 
 class DeviceModel(Protocol):
@@ -50,11 +52,11 @@ class DeviceModel(Protocol):
     lora: LoraGraph
     """The model's inputs for LoRA adapters."""
     encoder: SpeechEncoder | PictureEncoder | None
-    """The load sets that of a model that hears or sees."""
+    """The encoder of a model that hears or sees; set by the load."""
 
     async def decoder(self, capacity: int, given: Loan | None = None) -> RowDecoder:
-        """A decoder of one row, whose KV cache holds `capacity` positions. A released one is reused, unless buffers are
-        given, by the names of its tensors.
+        """A decoder of one row, whose KV cache holds `capacity` positions. Without `given` buffers, which are by the
+        names of its tensors, a released decoder is reused.
 
         Raises OutOfMemoryError over the device's limits.
         """
@@ -69,21 +71,21 @@ class DeviceModel(Protocol):
     ) -> RowDecoder:
         """A decoder of `rows` rows, each with a KV cache of `capacity` positions, that runs the model with these
         adapters, over the user's buffers in `pools`. With `unrecorded` the decode step may be recorded later
-        (`RowDecoder.records_after`), so that a first token comes sooner. Raises what `decoder` raises, and
+        (`RowDecoder.records_after`), so that a first token comes sooner. Raises the errors of `decoder`, and
         BufferMismatchError for buffers that cannot be used.
         """
 
     async def replace_scratch(
         self, decoder: RowDecoder, scratch: Mapping[str, DeviceBuffer | DeviceSpan] | None
     ) -> None:
-        """Have the tapes of a decoder of this model use other scratch; None is their own. Raises BufferMismatchError,
-        OutOfMemoryError; then the tapes keep their scratch.
+        """Give the tapes of a decoder of this model other scratch; with None they allocate their own. Raises
+        BufferMismatchError, OutOfMemoryError; then the tapes keep their scratch.
         """
 
     async def switched(self, decoder: RowDecoder, lora: LoraWeights) -> RowDecoder:
         """The decoder that continues from a decoder's state (caches, states, lengths, logits) with other LoRA adapters:
         the same decoder, or another of the same rows and capacity; then the given one is closed. Called while no burst
-        is under way. Raises what `row_decoder` raises; then the decoder is unchanged.
+        is under way. Raises the errors of `row_decoder`; then the decoder is unchanged.
         """
 
     async def trim(self) -> None:

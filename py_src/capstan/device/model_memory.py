@@ -37,19 +37,19 @@ if TYPE_CHECKING:
 
 __all__ = ["ModelMemory", "capacity_for", "require_lengths", "requirements"]
 
-NO_SCRATCH = "the tape has no scratch of its own: it plays recorded kernels alone"
+NO_SCRATCH = "the tape has no scratch: it plays recorded kernels only"
 
 CAPACITY_STEP = 256
 """KV caches have a multiple of this many positions, so that sequences of similar length share a tape."""
 
 
 def capacity_for(max_length: int, context_length: int) -> int:
-    """Positions of the KV cache that a sequence of `max_length` tokens gets."""
+    """The number of positions in the KV cache of a sequence of `max_length` tokens."""
     return min(-(-max_length // CAPACITY_STEP) * CAPACITY_STEP, context_length)
 
 
 def require_lengths(batch_size: int, max_length: int, context_length: int) -> None:
-    """Raise OptionError unless there is a sequence, of at least one token and at most the context."""
+    """Raise OptionError unless there is at least one sequence, of 1 to `context_length` tokens."""
     if batch_size < 1 or not 1 <= max_length <= context_length:
         raise OptionError(
             f"batch_size {batch_size}, max_length {max_length}: batch_size is at least 1, max_length from 1 to the "
@@ -58,23 +58,23 @@ def require_lengths(batch_size: int, max_length: int, context_length: int) -> No
 
 
 def unmeasured(rows: int, capacity: int, kind: Rows) -> PoolSize | None:
-    """The reason before the first recording."""
+    """The reason why scratch is unknown before the first recording."""
     return None
 
 
 def apart_from_another(rows: int, capacity: int) -> bool:
-    """The reason for rows that run one after another."""
+    """The reason why rows that run one after another take no scratch."""
     return False
 
 
 def of_onnxruntime(rows: int, capacity: int, kind: Rows) -> str:
-    """The reason for devices and models that record no tapes."""
+    """The reason why devices and models without tapes take no scratch."""
     return "onnxruntime allocates the scratch of its runs itself and takes no buffers for it"
 
 
 def no_scratch(reason: str) -> BufferMismatchError:
     """The error for scratch that was given to a model without any."""
-    return BufferMismatchError(f"buffers for scratch were given, and none can be: {reason}; leave scratch out")
+    return BufferMismatchError(f"buffers for scratch were given; the model takes none: {reason}; leave scratch out")
 
 
 def requirements(
@@ -89,7 +89,7 @@ def requirements(
     activations: Activations | None = None,
     rows: Rows = "separate",
     apart: bool = False,
-    tape_scratch: Sequence[int] | str = "no tape was made yet",
+    tape_scratch: Sequence[int] | str = "no tape exists yet",
     split: tuple[SplitWeight, ...] = (),
     encoder: Sequence[tuple[str, int]] = (),
 ) -> MemoryRequirements:
@@ -135,7 +135,7 @@ def requirements(
 
 @dataclass(frozen=True)
 class Lent:
-    """The user's buffers by holder: each sequence, the joint rows, and the scratch of tapes."""
+    """The user's buffers by borrower: each sequence, the joint rows, and the scratch of tapes."""
 
     sequences: tuple[Loan | None, ...]
     rows: Loan | None
@@ -160,14 +160,14 @@ class ModelMemory:
     context_length: int
     activations: Activations | None = None
     measured: Callable[[int, int, Rows], PoolSize | None] = unmeasured
-    """Scratch by rows and capacity, once they were made."""
+    """Bytes of scratch by rows and capacity, of decoders that were made."""
     joint: Callable[[int, int], bool] = apart_from_another
     """Whether one step advances these rows of a capacity."""
     apart: bool = False
     """Whether attention writes its caches to buffers apart from those that it reads."""
     tape_scratch: Callable[[int, int, Rows], Sequence[int] | str] = of_onnxruntime
-    """Bytes of the buffers between the kernels of the tapes by rows and capacity, or the reason why none are known or
-    can be given.
+    """Bytes of the buffers between the kernels of the tapes by rows and capacity, or the reason why these are unknown
+    or cannot be given.
     """
 
     split: tuple[SplitWeight, ...] = ()
@@ -209,7 +209,7 @@ class ModelMemory:
         )
 
     def alignment(self) -> AlignmentRequirements:
-        """Start, size and span alignments of buffers that a sequence may be given."""
+        """Start, size and span alignments of buffers that a sequence may borrow."""
         return AlignmentRequirements.of(self.interface.get_memory_info(), self.interface.about())
 
     def fit(self, batch_size: int, max_length: int | None = None, budget: int | None = None) -> Fit:
@@ -266,7 +266,7 @@ class ModelMemory:
         progress("weights", 0, wanted.requirements.weights.bytes - sum(size for _, size in self.encoder))
 
     def lend(self, rows: int, capacity: int, pools: Pools) -> Lent:
-        """The user's buffers for these rows, checked; they are held from here on. Raises BufferMismatchError."""
+        """Check the user's buffers for these rows, and hold them from here on. Raises BufferMismatchError."""
         need = self.requirements(rows, capacity)
         if pools.scratch is not None and need.no_scratch:
             raise no_scratch(need.no_scratch)
@@ -290,8 +290,7 @@ class ModelMemory:
         return Lent(tuple(sequences), joint, between)
 
     def lend_scratch(self, rows: int, capacity: int, scratch: Mapping[str, DeviceBuffer | DeviceSpan]) -> Loan:
-        """The user's buffers for the scratch of tapes, checked; they are held from here on. Raises
-        BufferMismatchError."""
+        """Check the user's buffers for the scratch of tapes, and hold them from here on. Raises BufferMismatchError."""
         loan = self.lend(rows, capacity, Pools(scratch=scratch)).scratch
         assert loan is not None
         return loan

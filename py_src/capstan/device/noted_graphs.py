@@ -1,4 +1,4 @@
-"""The parts that rewriting a graph for any device shares: bytes from data files, and graphs as texts for notes."""
+"""The shared parts of rewriting a graph for any device: bytes from data files, and graphs as texts for notes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OpenWeights = Callable[[str], Awaitable[WeightFile]]
 
 
 def made_from(data: bytes, config: GenaiConfig) -> str:
-    """Everything that graphs depend on, apart from the limits of an adapter and LoRA adapters."""
+    """Everything that graphs depend on, except the limits of an adapter and LoRA adapters."""
     parts = [hashlib.sha256(data).hexdigest(), repr(config.decoder), config.vocab_size, config.context_length]
     return json.dumps([*parts, config.room])
 
@@ -58,14 +58,15 @@ Reader = Callable[[Any], Any]
 
 
 def as_it_is(value: Any) -> Any:
-    """JSON represents this value directly."""
+    """JSON represents a value of this type directly."""
     return value
 
 
 @cache
 def reader(kind: Any) -> Reader:
-    """The function that rebuilds a value of a type from its JSON: a frozen dataclass, or a field of one. There are
-    thousands of values of a few types."""
+    """The function that rebuilds a value of a type from its JSON: a frozen dataclass, or a field of one. It is made
+    once for each type, since there are thousands of values of a few types.
+    """
     if kind is bytes:
         return b64decode
     if isinstance(kind, UnionType):
@@ -90,7 +91,7 @@ def object_reader(kind: Any) -> Reader:
 
 
 def union_reader(kinds: Sequence[Any]) -> Reader:
-    """Reads one of several types, or None; dataclasses are told apart by their fields."""
+    """Reads one of several types, or None; dataclasses are distinguished by their fields."""
     objects: list[Any] = [kind for kind in kinds if is_dataclass(kind)]
     by_names = {frozenset(field.name for field in fields(kind)): reader(kind) for kind in objects}
     plain = reader(kinds[0]) if not by_names else as_it_is

@@ -79,11 +79,11 @@ class OrtSession(DeviceSession):
         for fetch, result in zip(fetches, described, strict=True):
             if isinstance(fetch, BoundSpan) and list(fetch.dims) != result["dims"]:
                 raise BindingError(
-                    f"output {fetch.name!r} is bound to memory of shape {list(fetch.dims)}, the result has "
-                    f"{result['dims']}; bind one of that shape"
+                    f"output {fetch.name!r} is bound to memory of shape {list(fetch.dims)}; the result has "
+                    f"{result['dims']}; bind memory of that shape"
                 )
         if maps > 1:
-            reason = "together they are larger than a buffer of this adapter can be"
+            reason = "together they exceed the largest buffer of this adapter"
             fall_back("one read for all outputs", reason, "they are read through several, each mapped separately")
         return [
             fetch if isinstance(fetch, BoundSpan) else self._result(result, arrays)

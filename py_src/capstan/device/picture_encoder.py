@@ -40,7 +40,7 @@ class PictureEncoder:
         self.merge = config.merge
         """Rows and columns of patches that become one row of features, in models that take a grid."""
         self.placeholder = placeholder
-        """The id that stands for a row of features in prompts."""
+        """The token id that stands for a row of features in prompts."""
         inputs = {spec.name: spec for spec in session.inputs}
         found = inputs.pop(config.pixels, None)
         if found is None or set(inputs) != {config.grid} - {""}:
@@ -62,14 +62,15 @@ class PictureEncoder:
         """The element type of pixel values, and their sizes for one picture."""
         self._features, self._hidden = target.dtype, hidden
         self._made: dict[str, list[BoundSpan]] = {}
-        """The features of the pictures that were seen last, by their digests: a conversation has them in each turn."""
+        """The features of the last pictures, by their digests: a conversation repeats its pictures in each turn."""
         self._lock = Lock()
 
     @asynccontextmanager
     async def seen(self, pictures: Sequence[Features]) -> AsyncIterator[tuple[BoundSpan, list[int]]]:
-        """Run the graph once for each picture that was not among the last ones. Gives the features of all,
-        [rows, hidden], and the rows of each; their memory is freed at the end. Raises PictureError for pixel values of
-        another size."""
+        """Run the graph once for each picture that was not among the last ones. Yields the features of all, [rows,
+        hidden], and the number of rows of each; their memory is freed at the end. Raises PictureError for pixel values
+        of another size.
+        """
         async with self._lock:
             digests = {picture.digest for picture in pictures}
             for digest in [*self._made]:
@@ -101,7 +102,7 @@ class PictureEncoder:
         if picture.dtype != self.dtype or not fits:
             raise PictureError(
                 f"pixel values of a picture are {picture.dtype} {list(dims)}; {self._names.filename} takes "
-                f"{self.dtype} {list(self._dims)}: make them by the model's processor"
+                f"{self.dtype} {list(self._dims)}: make them with the model's processor"
             )
         tiles = dims[0] if self._names.places else 1
         size, dims = len(picture.data) // tiles, (1, 1, *dims[1:]) if self._names.places else picture.dims

@@ -1,4 +1,4 @@
-"""Prompts that begin like an earlier sequence take over its key/value rows, and run only the tokens after them."""
+"""Prompts that begin like an earlier sequence take over its key/value rows, and run only the later tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .row_interface import RowDecoder
 __all__ = ["Content", "Prefix", "PrefixCache", "PrefixStats", "checked_limit", "common"]
 
 LEAST = 16
-"""The shortest prefix that is worth a copy: the model runs on fewer tokens as fast."""
+"""The shortest prefix that is worth a copy: running the model on fewer tokens takes as long as a copy."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ class LiveRow(Protocol):
 
     tokens: list[int]
     valid: int
-    """Tokens at the start whose KV cache entries are known to be right."""
+    """The number of first tokens whose KV cache entries are known to be right."""
 
     @property
     def contents(self) -> Sequence[Content]:
-        """The other contents among its tokens, in any order."""
+        """The contents other than text among its tokens, in any order."""
 
 
 class LiveRows(Protocol):
@@ -85,7 +85,7 @@ class PrefixStats:
     """Statistics of a model's prefix cache since the model was loaded, and its present contents."""
 
     reused: int
-    """Prompt tokens that were copied."""
+    """Prompt tokens whose rows were copied."""
     run: int
     """Prompt tokens that were run, in sequences that were looked up."""
     hits: int
@@ -170,7 +170,7 @@ class PrefixCache:
         return found
 
     async def leave(self, loop: LiveRows, rows: Sequence[int]) -> None:
-        """A generator is closed: keep these of its rows."""
+        """Keep these rows of a generator that is closed."""
         self._live.discard(loop)
         await self.keep(loop, rows)
 
@@ -210,7 +210,7 @@ class PrefixCache:
         return sum(kept.bytes for kept in self._kept)
 
     def _sources(self, loop: LiveRows, number: int) -> Iterator[tuple[Prefix, CacheRows, Kept | None]]:
-        """The sequences whose rows may be taken over, with the tokens that they are known to hold."""
+        """The sequences whose rows may be taken over, with the tokens that are known to be in them."""
         for kept in self._kept:
             if kept.key == loop.cache_key:
                 yield kept.tokens, kept.caches, kept
@@ -288,7 +288,7 @@ def checked_limit(limit: int) -> int:
     """A number of bytes. OptionError for a negative one."""
     if limit < 0:
         raise OptionError(
-            f"prefix_cache is {limit!r}; it is the most bytes of device memory that rows of closed generators may "
-            "take, an integer from 0 (off)"
+            f"prefix_cache is {limit!r}; it must be an integer from 0 (off): the most bytes of device memory for rows "
+            "of closed generators"
         )
     return limit

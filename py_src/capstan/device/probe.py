@@ -56,12 +56,12 @@ async def noted_capabilities(device: DeviceInterface, notes: Notes) -> Capabilit
 
 @dataclass
 class Probe:
-    """One probing of a device; every attempt frees what it made."""
+    """One probing of a device; every attempt frees its buffers and sessions."""
 
     device: DeviceInterface
     missing: list[tuple[str, str]] = field(default_factory=list)
     failed: bool = False
-    """Whether an attempt ended with an error instead of an answer."""
+    """Whether an attempt ended with an error instead of a result."""
 
     async def run(self) -> Capabilities:
         """Run all attempts. Raises DeviceLostError if the device is lost."""
@@ -115,7 +115,7 @@ class Probe:
             whole = (await device.copy_device_to_cpu(second.span())).data
             part = (await device.copy_device_to_cpu(second.span(5, 7))).data
         if whole != bytes(4) + PATTERN[:60] or part != whole[5:12]:
-            return f"{whole[:8].hex()}... was read back, {(bytes(4) + PATTERN)[:8].hex()}... was written"
+            return f"{whole[:8].hex()}... was read back; {(bytes(4) + PATTERN)[:8].hex()}... was written"
         for memory_type in MemoryType:
             result = await self._allocated(memory_type)
             if result != DOUBLED:
@@ -163,7 +163,7 @@ class Probe:
         expected = array("i", numbers).tobytes()
         if result != expected:
             return f"a Cast from int64 gives {result.hex()}, expected {expected.hex()}"
-        # One readback is Capstan's.
+        # Capstan itself reads back once.
         extra = self.device.readbacks() - before - 1
         return f"onnxruntime computes int64 on the host, with {extra} readbacks a run" if extra > 0 else None
 
@@ -227,7 +227,7 @@ class Probe:
 
 
 def sizes(spec: TensorSpec) -> tuple[int, ...]:
-    """The dims of a tensor of a one-node model: none is free."""
+    """The dims of a tensor of a one-node model, all of them fixed."""
     return tuple(int(size) for size in spec.dims)
 
 

@@ -1,4 +1,6 @@
-"""The device's interface for the generation loop: sequences that advance together, one per row; one row is `rows` 1."""
+"""The device's interface for the generation loop: sequences that advance together, one per row; a single sequence is
+`rows` 1.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ ONE = (0,)
 """The rows of a decoder of one row."""
 
 RowPrompts = Mapping[int, tuple[Sequence[int], int]]
-"""By row: ids, and the number of positions before them."""
+"""By row: prompt ids, and the number of positions before them."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +61,12 @@ class Burst:
     """Ids by row, in order, the same number for each requested row; () for the others."""
     submitted: float
     done: float
-    """The time at which the device had computed the ids."""
+    """The time when the device had computed the ids."""
     readable: float
     host: float
     """Time the host spent encoding and submitting the burst."""
     entered: float
-    """The time at which Python got the ids."""
+    """The time when Python received the ids."""
     steps: tuple[int, ...] = ()
     """For one row, the number of ids that each drafted step gave; () if each step gave one."""
     crossings: int = 1
@@ -82,7 +84,7 @@ class Burst:
 
 
 class DecoderRow(Protocol):
-    """One sequence of a decoder. Lengths count the tokens that the model was run on, without padding."""
+    """One sequence of a decoder. Lengths count the tokens that the model ran on, without padding."""
 
     def reachable(self, length: int) -> int:
         """The last position, at most `length`, from which `prefill` can continue: any position of a KV cache; with
@@ -90,14 +92,15 @@ class DecoderRow(Protocol):
         """
 
     def caches(self) -> CacheRows | None:
-        """The KV cache, from which other sequences of the model copy. It includes all work submitted so far, even if it
-        is read later. None if the model has states that each run overwrites: they keep nothing of an earlier position.
+        """The KV cache, from which other sequences of the model copy. A copy includes all work submitted so far. None
+        if the model has states that each run overwrites: they keep nothing of an earlier position.
         """
 
     def adopt(self, source: CacheRows, length: int) -> None:
         """Copy the first `length` positions of the KV cache from `source`; `prefill` then continues after them. Later
-        positions and the logits become void. Called after `RowDecoder.rest`, while no burst is under way. The copy is
-        made on the device."""
+        positions and the logits become invalid. Called after `RowDecoder.rest`, while no burst is under way. The copy
+        is made on the device.
+        """
 
     async def prefill(self, ids: Sequence[int], past: int) -> None:
         """Run the model on `ids` at positions `past`, `past + 1`, ...; later positions are overwritten. Afterwards the
@@ -113,18 +116,19 @@ class DecoderRow(Protocol):
 
     def follow(self, tokens: Sequence[int], prompt: int, padding: int = 0) -> None:
         """Give the sequence to stages that need it; its first `prompt` tokens were not picked. Called before the first
-        pick of a sequence that was changed by anything but a pick. Picks extend the sequence by themselves. The model
-        did not get `padding` of its tokens.
+        pick after any change to the sequence other than a pick; picks extend it by themselves. The model did not run on
+        `padding` of its tokens.
         """
 
     def allow(self, mask: bytes) -> None:
-        """The tokens that the next pick may take, where the options are `guided`: u32 words, the lowest bit of the
-        first one is token 0."""
+        """Set the tokens that the next pick may take, if the options are `guided`: u32 words; the lowest bit of the
+        first word is token 0.
+        """
 
     def follow_grammar(self, position: Sequence[int]) -> None:
-        """Set the position in the automaton of the options' `grammar`, the states of its stack: the device makes the
-        masks from here and follows the picks, until `allow` gives a mask or anything but a pick changes the sequence.
-        If it cannot tell which tokens are allowed, it picks NO_TOKEN. Only with `RowDecoder.follows_grammars`.
+        """Set the position in the automaton of the options' `grammar`, the states of its stack. From there the device
+        makes the masks and follows the picks, until `allow` sets a mask or anything but a pick changes the sequence. If
+        the device cannot determine the allowed tokens, it picks NO_TOKEN. Only with `RowDecoder.follows_grammars`.
         """
 
     async def logits(self) -> memoryview[float]:
@@ -134,11 +138,12 @@ class DecoderRow(Protocol):
         """Replace those logits: float32 [vocab]."""
 
     def edit_logits(self, edits: Mapping[int, float]) -> None:
-        """Replace the logits of some tokens, rounded to the type of the model's logits."""
+        """Replace the logits of some tokens, by token; values are rounded to the type of the model's logits."""
 
     async def carried(self, name: str) -> CarriedTensor:
-        """A cache or state of the positions that the model was run on, by its name in the graph. OptionError if there
-        is none."""
+        """A cache or state of the positions that the model ran on, by its name in the graph. OptionError if there is
+        none.
+        """
 
 
 @runtime_checkable
@@ -146,8 +151,9 @@ class HearingRow(Protocol):
     """A DecoderRow of a model with an encoder."""
 
     def hear(self, heard: Mapping[str, BoundSpan]) -> None:
-        """Have later runs read these outputs of the encoder, by the names of the graph's inputs. The caches are void
-        then. Called as `DecoderRow.prefill`."""
+        """Have later runs read these outputs of the encoder, by the names of the graph's inputs. The caches become
+        invalid. Called under the conditions of `DecoderRow.prefill`.
+        """
 
 
 @runtime_checkable
@@ -164,14 +170,14 @@ class RowDecoder(Protocol):
     """Rows on a device: each has a KV cache, logits, a sampler and a token ring, and they are submitted together.
 
     Rows are numbered from 0. `submit` steps all requested rows once for each pick. Every device has decoders of one
-    row, which are also that row, and `device.separate_rows.SeparateRows`, a list of these, right for every model and
-    device. Decoders that compute all rows in one step must give the same picks. Some can do more: DraftedRows,
+    row, which are also that row, and `device.separate_rows.SeparateRows`, a list of these, which works for every model
+    and device. Decoders that compute all rows in one step must give the same picks. Some can do more: DraftedRows,
     PackedRows, beams.BeamRows.
     """
 
     rows: int
     capacity: int
-    """Positions the KV cache of a row holds."""
+    """The number of positions in the KV cache of a row."""
     capture: str
     """How decode steps run: 'tape', 'ort' or 'off'."""
 
@@ -202,8 +208,8 @@ class RowDecoder(Protocol):
 
     @property
     def records_after(self) -> int | None:
-        """The number of picks after which it pays to `record` the decode step: 0 is now. None if it is recorded already
-        or cannot be recorded.
+        """The number of picks after which it pays to `record` the decode step; 0 means now. None if the step is
+        recorded already or cannot be recorded.
         """
 
     def row(self, number: int) -> DecoderRow:
@@ -215,18 +221,18 @@ class RowDecoder(Protocol):
         """
 
     def set_search(self, options: SearchOptions, row: int = 0) -> None:
-        """Choose how a row's tokens are picked from now on. Rows differ only in `min_length`, in tokens of the row as
-        the device counts them. A row draws from (seed, length of the row, number of the row); a decoder of one row may
-        be any row of several.
+        """Choose how a row's tokens are picked from now on. Rows differ only in `min_length`, in tokens of the row by
+        the device's count. A row draws from (seed, length of the row, number of the row); a decoder of one row may be
+        any row of several.
         """
 
     async def warm_up(self) -> None:
         """Have the kernels for prompts of any length compiled; this overwrites the caches."""
 
     def rotate(self, long: bool) -> None:
-        """Rotate by the long factors of a long rope, or by the short ones, as a new decoder does; without effect for a
-        model with one kind. A change makes the rows' caches invalid. Called after `rest`, while no burst is under
-        way.
+        """Rotate by the long factors of a long rope, or by the short ones; a new decoder uses the short ones. A change
+        makes the rows' caches invalid. Without effect for a model with one kind. Called after `rest`, while no burst is
+        under way.
         """
 
     async def rest(self) -> None:
@@ -244,12 +250,14 @@ class RowDecoder(Protocol):
         """
 
     async def run_picked(self, rows: Sequence[int] = ONE) -> None:
-        """Run the model over the last pick of the given rows, without a new pick: the logits are then those after it.
-        Called while no burst is under way."""
+        """Run the model over the last pick of the given rows, without a new pick; the logits are then those after that
+        pick. Called while no burst is under way.
+        """
 
     async def step(self, tokens: Sequence[int]) -> None:
-        """Run one decode step over given tokens, one for each row, without a pick: the logits are then those after
-        them. Called while no burst is under way."""
+        """Run one decode step over given tokens, one for each row, without a pick; the logits are then those after
+        these tokens. Called while no burst is under way.
+        """
 
     async def shortlists(self, count: int, rows: Sequence[int] = ONE) -> list[Shortlist]:
         """The best `count` tokens of each given row's logits, before stages."""
@@ -263,7 +271,7 @@ class RowDecoder(Protocol):
         """Totals by COUNTER_NAMES. A step of all rows at once counts as one, separate rows count one each."""
 
     async def close(self) -> None:
-        """Free what the decoder holds, or keep it for the next one."""
+        """Free the decoder's resources, or keep them for the next decoder."""
 
 
 @runtime_checkable
@@ -271,8 +279,7 @@ class DraftedRows(Protocol):
     """A RowDecoder of one row that verifies drafts."""
 
     finds_drafts: bool
-    """Whether `submit_drafted` finds drafts by itself; else its caller gives them, after all earlier picks were
-    read.
+    """Whether `submit_drafted` finds drafts by itself; otherwise its caller gives them after reading all earlier picks.
     """
 
     async def prepare_drafts(self, options: Speculation) -> str | None:
@@ -281,7 +288,7 @@ class DraftedRows(Protocol):
     def submit_drafted(self, steps: int, drafts: Sequence[int] | None) -> Awaitable[Burst]:
         """Queue `steps` decode steps, each over the last pick and the drafts after it. A step picks at each position in
         turn, like steps of one token, up to the first pick that differs from the next draft. `drafts` are those of one
-        step, or None if the decoder finds them; then there must be room for all of them.
+        step, or None if the decoder finds drafts; then the caches must have room for all of them.
         """
 
 

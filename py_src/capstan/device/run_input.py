@@ -1,4 +1,4 @@
-"""The base of every input and output of a decoder's runs; run_inputs has the kinds."""
+"""The base of every input and output of a decoder's runs; run_inputs.py has the kinds."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Room:
 
 @dataclass(frozen=True)
 class Run:
-    """A kind of run: over the 'input' of a step, or over a 'prompt' or a part of it."""
+    """A kind of run: over the 'input' of a step, or over a 'prompt' or part of one."""
 
     which: str
     tokens: int
@@ -136,7 +136,7 @@ class RunInput:
         """Note that the sequence is rotated by the long factors of a long rope from now on, or by the short ones."""
 
     def hold(self, memory: SequenceMemory, valid: int) -> None:
-        """Note that the sequence has `valid` positions, independent of its earlier ones."""
+        """Note that the sequence now has `valid` positions, regardless of its earlier ones."""
 
     def write_prompt(self, memory: SequenceMemory, ids: Sequence[int], past: int, valid: int | None) -> None:
         """Write the inputs of a run over these ids, after `past` positions. `valid` is the largest possible number of

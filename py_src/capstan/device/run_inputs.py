@@ -1,5 +1,5 @@
 """The inputs and outputs of a decoder's runs: one provider for each kind, used by every device. A provider knows
-whether the graph has its tensors and the memory that a sequence needs for them, and writes them before a run. For
+whether the graph has its tensors and how much memory a sequence needs for them, and writes them before a run. For
 devices whose runs take tensors of the host it makes these. A new kind of input is a class here and a place in KINDS.
 """
 
@@ -51,7 +51,9 @@ CODES = {"int64": "q", "int32": "i"}
 
 
 class Caches(RunInput):
-    """Key/value caches, which attention reads, and writes in place, to separate buffers, or longer in each run."""
+    """Key/value caches. Attention reads them, and writes them in place, to separate buffers, or as longer ones in each
+    run.
+    """
 
     pool = "persistent"
 
@@ -197,7 +199,7 @@ class States(RunInput):
 
 
 class CrossCaches(RunInput):
-    """The outputs of an encoder, which each step reads: a decoder gets them when its sequence hears a sound."""
+    """The outputs of an encoder, which each step reads; they arrive when the sequence hears a sound."""
 
     pool = "persistent"
     changes = False
@@ -213,8 +215,9 @@ class CrossCaches(RunInput):
 
 
 class Placed(RunInput):
-    """Features of pictures, and which of them stand at each position of a run: none, until a sequence sees some. Steps
-    have none."""
+    """Features of pictures, and the row of features at each position of a run. There are none until a sequence sees
+    pictures; steps have none.
+    """
 
     pool = "persistent"
     changes = False
@@ -259,7 +262,7 @@ class Placed(RunInput):
 
 
 class Lora(RunInput):
-    """The tensors of LoRA adapters, which are copied there on the device."""
+    """The tensors of LoRA adapters, copied to the sequence's memory on the device."""
 
     pool = "weights"
     changes = False
@@ -349,7 +352,7 @@ KINDS: list[type[RunInput]] = [
 
 
 def run_inputs(about: GraphDescription, room: Room) -> tuple[RunInput, ...]:
-    """The providers of a sequence. A graph over caches that grow may have no mask, most place no features."""
+    """The providers of a sequence. A graph over growing caches may have no mask; most graphs place no features."""
     without = {Mask: not about.mask, Placed: all(info.name != FEATURES for info in about.others)}
     return tuple(kind(about, room) for kind in KINDS if not without.get(kind))
 
@@ -357,8 +360,8 @@ def run_inputs(about: GraphDescription, room: Room) -> tuple[RunInput, ...]:
 def sequence_items(about: GraphDescription, capacity: int, chunk: int, *, apart: bool = False) -> tuple[PoolItem, ...]:
     """Every tensor that a sequence of `capacity` positions holds, in the order of allocation.
 
-    `chunk` is the most prompt tokens of one run; with `apart` attention writes its caches to other buffers than it
-    reads.
+    `chunk` is the most prompt tokens of one run; with `apart` attention does not write its caches to the buffers that
+    it reads.
     """
     return tuple(item for each in run_inputs(about, Room(capacity, chunk, apart)) for item in each.items())
 
@@ -370,6 +373,4 @@ def require_fed(about: GraphDescription) -> None:
     for info in about.others:
         if info.name not in fed:
             shape = ", ".join(map(str, info.dims))
-            raise UnsupportedModelError(
-                f"model.onnx has an input {info.name} [{shape}] that Capstan does not know how to feed"
-            )
+            raise UnsupportedModelError(f"model.onnx has an input {info.name} [{shape}] that Capstan cannot feed")

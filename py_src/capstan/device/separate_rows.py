@@ -54,8 +54,8 @@ async def separate_rows(
             loan.end()
         if isinstance(error, OutOfMemoryError) and made:
             raise OutOfMemoryError(
-                f"{rows} rows of {capacity} positions were requested and there is memory for {len(made)} ({error}); "
-                "lower batch_size, num_beams, num_return_sequences or max_length"
+                f"{rows} rows of {capacity} positions were requested; the memory holds {len(made)} ({error}); lower "
+                "batch_size, num_beams, num_return_sequences or max_length"
             ) from error
         raise
     if lora is not None:
@@ -74,7 +74,7 @@ class SeparateRows(Generic[D]):
         self.lent: Loan | None = None
         """Borrowed buffers for the scratch of their tapes, which are released with the rows."""
         self._unread: list[Awaitable[Burst]] = []
-        """Bursts of rows for which the wait for another row failed."""
+        """Bursts that are still under way because the wait for another row failed."""
         first = self.decoders[0]
         self.rows = len(self.decoders)
         self.capacity = first.capacity
@@ -141,7 +141,7 @@ class SeparateRows(Generic[D]):
                 self.decoders[row] = free.pop()
                 self.decoders[row].copy_from(old[parent])
         for row, options in enumerate(self._options):
-            # Draws depend on the row.
+            # Random draws depend on the row's number.
             if options is not None and not options.greedy and self.decoders[row] is not old[row]:
                 self.decoders[row].set_search(options, row)
 

@@ -32,7 +32,7 @@ class Shortlist:
 
     @classmethod
     def read(cls, numbers: Sequence[float]) -> Shortlist:
-        """Reads numbers from the GPU: the sum, then logits and tokens by turns."""
+        """Reads numbers from the GPU: the sum, then logits and tokens in turn."""
         logits = [max(-LARGEST, min(LARGEST, logit)) for logit in numbers[1::2]]
         best = tuple((logit, int(token)) for logit, token in zip(logits, numbers[2::2], strict=True))
         return cls(best, math.log(numbers[0]))
@@ -40,7 +40,7 @@ class Shortlist:
 
 @dataclass(frozen=True)
 class ScoredToken:
-    """A given token among the logits from which it was picked; all numbers are finite."""
+    """The score of a given token in one row of logits; all numbers are finite."""
 
     logit: float
     found: Shortlist

@@ -11,7 +11,9 @@ EMPTY = -1
 """Stands for a slot: the state before the first token, which is zero."""
 
 SPACING = 8
-"""The least positions between snapshots of decode steps: running them again takes less time than one more burst."""
+"""The smallest number of positions between snapshots of decode steps; running them again takes less time than one more
+burst.
+"""
 
 
 @dataclass
@@ -32,7 +34,7 @@ class Snapshots:
     """Positions by slot."""
 
     def nearest(self, length: int) -> int:
-        """The last position, at most `length`, from which a run can go on."""
+        """The last position, at most `length`, from which a run can continue."""
         known = [*self.taken.values(), *([] if self.live is None else [self.live])]
         return max((position for position in known if position <= length), default=0)
 
@@ -44,7 +46,9 @@ class Snapshots:
         self.taken = {slot: place for slot, place in self.taken.items() if place <= position}
         if self.live != position or position == 0:
             if slot == EMPTY and position:
-                raise ValueError(f"there is no snapshot of position {position}, only of {sorted(self.taken.values())}")
+                raise ValueError(
+                    f"there is no snapshot of position {position}; snapshots exist of {sorted(self.taken.values())}"
+                )
             self.bring(slot)
         self.live = position
 

@@ -26,8 +26,8 @@ def check_device(span: DeviceSpan, device: str) -> None:
     """Raise BufferMismatchError unless the span's buffer is the device's, ClosedError if it was closed."""
     if span.buffer.memory.device != device:
         raise BufferMismatchError(
-            f"buffer {span.buffer.label!r} is memory of device {span.buffer.memory.device!r}, and this is {device!r}; "
-            "copy through the CPU"
+            f"buffer {span.buffer.label!r} is memory of device {span.buffer.memory.device!r}; this device is "
+            f"{device!r}; copy through the CPU"
         )
     _ = span.buffer.handle
 
@@ -52,8 +52,8 @@ def check_strided(copies: Sequence[StridedCopy], device: str) -> None:
             check_device(span, device)
             if min(step, length, count) < 0 or (count and (count - 1) * step + length > span.length):
                 raise BufferMismatchError(
-                    f"{count} pieces of {length} bytes, one each {step} bytes, of a span of {span.length} bytes; stay "
-                    "inside it"
+                    f"{count} pieces of {length} bytes at intervals of {step} bytes go past a span of {span.length} "
+                    "bytes; stay inside it"
                 )
         numbers = (source.offset, source_stride, destination.offset, stride, length)
         words = not any(number % WORD for number in numbers)
@@ -88,20 +88,21 @@ def check_mask(
     is one [len(old), capacity] mask."""
     size = _index_bytes("an attention mask", dtype)
     if len(old) != len(new):
-        raise BindingError(f"{len(old)} old and {len(new)} new lengths of mask rows; give one of each for a row")
+        raise BindingError(f"{len(old)} old and {len(new)} new lengths of mask rows; give each row one of both")
     for length in (*old, *new):
         if not 0 <= length <= capacity:
-            raise BindingError(f"a mask row of length {length}; rows hold 0 to {capacity}")
+            raise BindingError(f"a mask row of length {length}; lengths are 0 to {capacity}")
     _check_length(mask, len(old) * capacity * size, f"a mask [{len(old)}, {capacity}] of {dtype}", device)
     check_use("mask", mask)
 
 
 def check_positions(positions: DeviceSpan, dtype: str, starts: Sequence[int], count: int, device: str) -> None:
-    """Raise BindingError for another dtype or positions outside of it, BufferMismatchError unless the span is
-    [len(starts), count]."""
+    """Raise BindingError for another dtype or positions out of its range, BufferMismatchError unless the span is
+    [len(starts), count].
+    """
     size = _index_bytes("positions", dtype)
     if count < 0:
-        raise BindingError(f"{count} positions; the least is 0")
+        raise BindingError(f"{count} positions; counts start at 0")
     limit = 1 << (8 * size - 1)
     for start in starts:
         if not -limit <= start <= limit - max(count, 1):

@@ -43,7 +43,7 @@ class Features:
 
 @dataclass(frozen=True)
 class Recorded:
-    """A run's tape over buffers of its own."""
+    """A run's tape, with the buffers that it owns."""
 
     tape: DeviceTape
     feed: BoundSpan
@@ -73,18 +73,21 @@ class SpeechEncoder:
         found = next((spec for spec in session.inputs if spec.name == config.features), None)
         if found is None or others:
             shown = ", ".join(f"{spec.name} {list(spec.dims)}" for spec in session.inputs)
-            raise UnsupportedModelError(f"{config.filename} has the inputs {shown}; one is needed, {config.features}")
+            raise UnsupportedModelError(
+                f"{config.filename} has the inputs {shown}; it needs exactly one, {config.features}"
+            )
         self._input = config.features
         self.dtype = found.dtype
         """The element type of features."""
         self.dims = (1, *(size if isinstance(size, int) else 0 for size in found.dims[1:]))
-        """Their shape for one sound; 0 for a size that differs from sound to sound."""
+        """The shape of features for one sound; 0 for a size that differs from sound to sound."""
         self._recorded: Recorded | None = None
 
     @asynccontextmanager
     async def heard(self, features: Features) -> AsyncIterator[dict[str, BoundSpan]]:
-        """Run the encoder. Gives its outputs, by the names of the decoder's inputs, which hold until the end and until
-        the next run. Raises SoundError for features of another size."""
+        """Run the encoder. Yields its outputs by the names of the decoder's inputs; they are valid until the end of the
+        block or the next run. Raises SoundError for features of another size.
+        """
         sizes = tuple(own and size for own, size in zip(self.dims, features.dims, strict=False))
         if (features.dtype, sizes, len(features.dims)) != (self.dtype, self.dims, len(self.dims)):
             raise SoundError(
@@ -103,11 +106,11 @@ class SpeechEncoder:
             free(found)
 
     async def record(self) -> None:
-        """Run once and record that, so that later runs are replays. A run that cannot be recorded is a step down."""
+        """Run once and record the run, so that later runs are replays. A run that cannot be recorded is a step down."""
         if self._recorded is not None or 0 in self.dims:
             return
         count, code = prod(self.dims), CODES[self.dtype]
-        # Every other element differs from the one before it, so that a comparison says something.
+        # Neighbouring elements differ, so that a comparison finds values in the wrong place.
         held = self._feed(pack(f"{count}{code}", *((place * 7919 % 2001 - 1000) / 1000 for place in range(count))))
         own = [self._bound(held, self.dims)]
         try:
@@ -122,7 +125,7 @@ class SpeechEncoder:
                 free(own)
 
     def _like(self, made: BoundSpan) -> BoundSpan:
-        """Memory for another such tensor. onnxruntime-web may free the memory that it made for a run."""
+        """New memory for a tensor of the same shape. onnxruntime-web may free the memory that it made for a run."""
         held = self._device.allocate(byte_count(made.dtype, made.dims), label=made.name, category="io")
         return replace(made, span=held.span())
 
@@ -157,8 +160,9 @@ def on_host(heard: Mapping[str, BoundSpan]) -> list[HostTensor]:
 
 
 def with_weights(config: GenaiConfig, data: bytes) -> GenaiConfig:
-    """The configuration with what the graph that reads sounds or pictures, whose file is `data`, needs beside the
-    decoder. Raises ModelFileError, UnsupportedModelError."""
+    """The configuration with the additional needs of the graph that reads sounds or pictures, whose file is `data`.
+    Raises ModelFileError, UnsupportedModelError.
+    """
     about = config.encoder or config.vision
     assert about is not None
     entries = graph.external_entries(graph.parse(data, about.filename))

@@ -201,7 +201,7 @@ class Generator:
             )
         length = self.capstan.token_count()
         if sees and length:
-            raise OptionError(f"the sequence has {length} tokens, and pictures come before them; rewind_to(0) first")
+            raise OptionError(f"the sequence has {length} tokens; pictures come before tokens: rewind_to(0) first")
         if sees:
             self.capstan.see(pictures_of(inputs) if PIXELS in names else [])
         else:

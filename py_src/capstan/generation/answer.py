@@ -32,7 +32,7 @@ class AnswerTokenizer(Protocol):
 
 
 class AnswerStream:
-    """Turns the tokens of an answer into its parts. Marks that are special tokens are read, too."""
+    """Turns the tokens of an answer into its parts, including marks that are special tokens."""
 
     def __init__(
         self,
@@ -46,8 +46,8 @@ class AnswerStream:
         in_json: bool = False,
         most_calls: int | None = None,
     ) -> None:
-        """`prompt` is the rendered prompt, `before` has its ids, `forced` is as in AnswerReader. `in_json` says that
-        the whole answer fits a schema: then it has no reasoning, not even after an opened `<think>`.
+        """`prompt` is the rendered prompt, `before` has its ids; AnswerReader documents `forced`. With `in_json` the
+        whole answer fits a schema and has no reasoning, not even after an opened `<think>`.
         """
         form = tokenizer.answer_format
         begun = begins_reasoning(prompt, form) and not in_json
@@ -57,19 +57,20 @@ class AnswerStream:
         self._kept = {id_: text for text, id_ in tokenizer.special_ids.items() if text in marks}
         self._before, self._stops = before, stops
         self._own = StoppingStream(self._decode, stops, before) if self._kept else None
-        """None if the text without special tokens has all marks."""
+        """Decodes text with special tokens; None if the text without them has all marks."""
         self.parts: list[AnswerPart] = []
         """The parts that were returned."""
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """The first tokens, which are given and not returned."""
+        """Take the first tokens, which are given and not returned."""
         stream = self._own or StoppingStream(self._tokenizer.decode, self._stops, self._before)
         for token in tokens:
             self._reader.push(stream.push(token))
 
     def push(self, token: int | None, text: str) -> list[AnswerPart]:
-        """The parts that a token completes; None for a token outside the sequence. `text` is what it adds to
-        the text without special tokens."""
+        """The parts that a token completes; None for a token outside the sequence. `text` is its contribution to the
+        text without special tokens.
+        """
         if self._own is not None:
             text = "" if token is None else self._own.push(token)
         return self._told(self._reader.push(text))
@@ -80,7 +81,7 @@ class AnswerStream:
         return self._told([*self._reader.push(text), *self._reader.end()])
 
     def summary(self) -> dict[str, Any]:
-        """The whole answer, as replies have it."""
+        """The whole answer, in the form for replies."""
         calls = [told_call(part.call) for part in self.parts if part.call is not None]
         return {
             "text": "".join(part.text for part in self.parts),
@@ -109,7 +110,7 @@ class AnswerStream:
 
 
 def told_parts(parts: Sequence[AnswerPart]) -> list[dict[str, Any]]:
-    """The parts as events have them; marks are in the text alone."""
+    """The parts in the form for events; only the text has marks."""
     return [
         {"kind": part.kind, "text": part.text} | ({} if part.call is None else {"call": told_call(part.call)})
         for part in parts
@@ -144,9 +145,9 @@ def forced_call(
     functions = functions_of(tools)
     for name in names:
         if name not in functions:
-            raise OptionError(f"{name!r} is to be called and is not one of the tools: {', '.join(functions) or 'none'}")
+            raise OptionError(f"{name!r} must be called but is not one of the tools: {', '.join(functions) or 'none'}")
     if not names:
-        raise OptionError("a function is to be called, but there are no tools: give some")
+        raise OptionError("a function must be called, but there are no tools: pass tools")
     for name in names:
         if (schema := functions[name]) is not None:
             try:

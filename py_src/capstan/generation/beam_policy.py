@@ -1,4 +1,6 @@
-"""The picks of a beam search: rows are beams, which the device chooses in bursts of steps, or the host at each step."""
+"""The picks of a beam search, whose rows are beams. The device chooses them in bursts of steps, or the host at each
+step.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ class BeamPolicy(PlainPolicy):
     """Rows of which each step keeps the best continuations.
 
     A device that searches by itself (BeamRows) runs ahead and returns the results of each step; hypotheses are kept
-    here. Else, where a stage edits logits, and once logits were requested between two tokens, the host reads the best
-    tokens of each row, or all logits, and reorders the caches before each step.
+    here. On other devices, with stages that edit logits, and after logits were requested between two tokens, the host
+    chooses: it reads the best tokens of each row, or all logits, and reorders the caches before each step.
     """
 
     def __init__(self, loop: RowLoop, params: GeneratorParams) -> None:
@@ -32,9 +34,9 @@ class BeamPolicy(PlainPolicy):
         self._beams = self._new_beams()
         """By prompt."""
         self._asked: RowDecoder | None = None
-        """The decoder whose ability to search by itself is known."""
+        """The last decoder that was asked whether it searches by itself."""
         self._searching: BeamRows | None = None
-        """That decoder, or None if the host has to choose."""
+        """That decoder; None if the host has to choose."""
         self._by_host = False
         """Whether the host chooses from now on in place of the decoder."""
         self._rounds: deque[tuple[Round | None, ...]] = deque()
@@ -74,7 +76,7 @@ class BeamPolicy(PlainPolicy):
         return tokens
 
     def _take(self, prompt: int, found: Round | None) -> list[int]:
-        """Have a prompt's rows continued as the device chose."""
+        """Continue a prompt's rows with the device's choices."""
         count = self._options.num_beams
         rows = self.loop.rows[prompt * count : (prompt + 1) * count]
         for row in rows:
@@ -107,7 +109,7 @@ class BeamPolicy(PlainPolicy):
         return None
 
     async def pick(self) -> None:
-        """Choose the tokens of the next step, or have the device choose those of the next ones."""
+        """Choose the tokens of the next step, or have the device choose the tokens of several steps."""
         if self._barren:
             raise without_numbers()
         if self._by_host or self._asked is not self.loop.decoder or self._searching is None:
@@ -131,7 +133,7 @@ class BeamPolicy(PlainPolicy):
             sources += [first if alike else first + place for place in range(len(rows))]
         decoder.begin_beams([score for beams in self._beams for score in beams.scores], sources)
         for row in self.loop.rows:
-            # After the prompt the beams share the caches.
+            # After the prompt all beams have the same caches.
             row.unsettle(row.appended[0][1])
 
     def received(self, burst: Burst) -> bool:
@@ -155,7 +157,7 @@ class BeamPolicy(PlainPolicy):
             first, sequences = prompt * beams.count, self._sequences_of(prompt)
             found = [] if beams.done else await self._continuations(decoder, range(first, first + beams.count))
             if self.loop.stale:
-                # The sequence was changed meanwhile.
+                # The sequence changed meanwhile.
                 return
             choices = beams.choose(found, sequences)
             parents += [first + choice.parent for choice in choices]
@@ -167,7 +169,8 @@ class BeamPolicy(PlainPolicy):
 
     async def settle(self) -> None:
         if not self.loop.stale and not self.loop.sample_first:
-            # The caches have to be computed again here: by the host's choices that happens once, not at each token.
+            # The caches must be computed again here. If the host chooses from now on, this happens once instead of at
+            # each token.
             self._by_host = True
         await super().settle()
         if self._pending:

@@ -1,17 +1,17 @@
 """Beam search as onnxruntime-genai does it: scores of beams, and the hypotheses that are kept.
 
-A beam's score is the sum of its tokens' log-probabilities. All continuations of a prompt's beams are looked at, best
+A beam's score is the sum of its tokens' log-probabilities. All continuations of a prompt's beams are considered, best
 first: an end-of-sequence id among the first `num_beams` of them makes its beam a hypothesis, other tokens become the
-next beams, until there are `num_beams`. A hypothesis of n tokens (prompt and padding among them, the end-of-sequence id
-not) counts score / n ** length_penalty; the best `num_beams` are kept. A prompt is done when there are so many and,
-unless `early_stopping`, its best continuation would not be better than the worst of them. At the end the beams of a
-prompt that is not done become hypotheses too.
+next beams, until there are `num_beams`. A hypothesis of n tokens (including prompt and padding, without the
+end-of-sequence id) counts score / n ** length_penalty; the best `num_beams` are kept. A prompt is done when it has
+`num_beams` hypotheses and, unless `early_stopping`, its best continuation is not better than the worst of them. At the
+end the beams of a prompt that is not done become hypotheses too.
 
 Scores are float32, like the native package's. If two differ by the last place of a float32, their order may differ from
 the native one, because its sums of exponentials round after each addition. Equal scores are ordered by beam, then by
 id. In contrast to the native package, prompts of a batch do not depend on each other: without `early_stopping` version
-0.18 compares the second and further ones with scores of the one before them. Besides, it looks at 2 * num_beams
-continuations, all of which may be ends if there are several end-of-sequence ids.
+0.18 compares each prompt after the first with scores of the prompt before it. It also considers only 2 * num_beams
+continuations, which may all be ends if there are several end-of-sequence ids.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ..stages.search import SearchOptions
 __all__ = ["Beams", "continuations", "looked_at", "ranked", "without_numbers"]
 
 UNLIKELY = -1e9
-"""The score with which all beams but the first begin: at first they are equal, and one of them is enough."""
+"""The initial score of all beams but the first: the beams are equal then, so that one of them is enough."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ class Beams:
         )
 
     def take(self, found: Round | None, sequence: Callable[[int], list[int]], length: int) -> Sequence[Continuation]:
-        """The beams of the next step, from the results of a round, after sequences of that length, which `sequence`
-        gives by beam; padding once the prompt is done. LogitsError where a beam has no number among its logits.
+        """The beams of the next step, from the results of a round after sequences of that length (`sequence` gives them
+        by beam); padding once the prompt is done. LogitsError if all logits of a beam are NaN.
         """
         if self.done:
             return [Continuation(beam, self.pad, score) for beam, score in enumerate(self.scores)]
@@ -83,7 +83,7 @@ class Beams:
         return found.chosen
 
     def best(self, count: int, sequences: Sequence[list[int]]) -> list[list[int]]:
-        """The best `count` hypotheses, if the search ended here."""
+        """The best `count` hypotheses if the search ended now."""
         if self.done:
             return [hypothesis.ids for hypothesis in self.hypotheses[:count]]
         ended = Beams(self.count, self.length_penalty, self.early_stopping, self.ends, self.pad)
@@ -141,7 +141,7 @@ def looked_at(options: SearchOptions) -> int:
 
 
 def continuations(shortlist: Shortlist) -> list[tuple[float, int]]:
-    """Log-probabilities and tokens, best first. LogitsError where there is no number among the logits."""
+    """Log-probabilities and tokens, best first. LogitsError if no logit is a number."""
     top, _ = shortlist.best[0]
     if top <= -LARGEST:
         raise without_numbers()

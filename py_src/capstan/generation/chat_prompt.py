@@ -33,7 +33,7 @@ class ChatPrompt:
     """A rendered conversation."""
 
     text: str
-    """As the chat template wrote it."""
+    """The text that the chat template rendered."""
     ids: list[int]
     pictures: tuple[Features, ...] = ()
     contents: tuple[Content, ...] = ()
@@ -50,17 +50,17 @@ class ChatPrompts:
     def of(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> ChatPrompt:
         """The prompt of these messages. `options` are those of Tokenizer.apply_chat_template.
 
-        Raises its errors; UnsupportedModelError for a picture in a model of text; PictureError, OptionError.
+        Raises its errors; UnsupportedModelError for a picture if the model reads only text; PictureError, OptionError.
         """
         shown, given = without_pictures(messages)
         if given and self._model.config.vision is None:
             raise UnsupportedModelError(
-                f"{self._model.facts.name} is a model of type {self._model.type!r}, which reads text only, and "
-                f"the messages have pictures ({len(given)}): leave them out, or load a model that sees"
+                f"the messages have pictures ({len(given)}), and {self._model.facts.name} of type "
+                f"{self._model.type!r} reads only text: leave them out, or load a model that sees"
             )
         text = self.tokenizer.apply_chat_template(shown, **options)
         if not given:
-            # Encode all of it, since a tokenizer treats the beginning of a text differently.
+            # Encode the whole prompt, since a tokenizer treats the beginning of a text differently.
             return ChatPrompt(text, self.tokenizer.encode(text))
         if self._seen is None:
             from .picture_prompt import PicturePrompts  # noqa: PLC0415  (Pillow: pages that see)

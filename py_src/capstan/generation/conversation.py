@@ -1,4 +1,4 @@
-"""A conversation over one generator, which keeps the caches of earlier turns."""
+"""A conversation: one generator keeps the caches of earlier turns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Conversation"]
 
 class Conversation:
     """Answers lists of messages with one generator, which runs the model only on new tokens of each list. Call `ask`,
-    then `answer`; if that is cancelled, the text shown until then is the answer.
+    then `answer`; if `answer` is cancelled, the text shown until then is the answer.
     """
 
     def __init__(self, prompts: ChatPrompts, generator: Generator, stops: Sequence[str] = ()) -> None:
@@ -26,21 +26,21 @@ class Conversation:
 
     @property
     def prompt(self) -> str:
-        """The last rendered one."""
+        """The last rendered prompt."""
         return self._asked.text
 
     def ask(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> int:
-        """Make the rendered messages the sequence; returns the number of tokens of the last one that were kept.
-        `options` are those of Tokenizer.apply_chat_template: the tools that the model may call, thinking, variables of
-        the template.
+        """Make the rendered messages the sequence; returns the number of tokens that the last sequence and this one
+        share. `options` are those of Tokenizer.apply_chat_template: the tools that the model may call, thinking,
+        variables of the template.
 
-        Raises ConfigError where the template cannot be rendered, PromptError where max_length is too small,
-        OptionError for variables that the template does not know; for pictures the errors of ChatPrompts.of.
+        Raises ConfigError if the template cannot be rendered, PromptError if max_length is too small, OptionError for
+        variables that the template does not have; for pictures the errors of ChatPrompts.of.
         """
         before, self._asked = self._asked, self._prompts.of(messages, **options)
         ids, pictures, contents = self._asked.ids, self._asked.pictures, self._asked.contents
         kept = alike(self.generator.get_sequence(), ids)
-        # Tokens are kept up to a picture that is another one, or is not all there.
+        # Tokens are kept up to the first picture that differs or is incomplete.
         differing = {*before.contents} ^ {*contents}
         kept = min([kept, *(each.start for each in differing), *(each.start for each in contents if each.end > kept)])
         self.generator.rewind_to(kept)
@@ -51,10 +51,12 @@ class Conversation:
         return kept
 
     async def answer(self, limit: int | None, show: Callable[[int, str], None], begun: Sequence[int] = ()) -> str:
-        """Generate at most `limit` tokens; why it ended: the generator's finish_reason, or 'max_new_tokens'.
+        """Generate at most `limit` tokens. Returns the reason for the end: the generator's finish_reason, or
+        'max_new_tokens'.
 
-        `begun` are the first tokens of the answer, which are given and count. `show(token, text)` is called for each
-        further token with the text that it completes, and with -1 for held back text at the end.
+        `begun` are the first tokens of the answer, which are given and count towards `limit`. `show(token, text)` is
+        called for each further token with the text that it completes, and at the end with -1 for text that was held
+        back.
         """
         stream = StoppingStream(self._prompts.tokenizer.decode, self.stops, self.generator.get_sequence())
         if begun:

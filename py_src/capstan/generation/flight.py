@@ -1,4 +1,4 @@
-"""The bursts of one loop that were submitted and not read yet."""
+"""The bursts of one loop that were submitted and are not read yet."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Submitted:
     burst: Awaitable[Burst]
     picks: int
     rows: Sequence[tuple[int, Row, int]]
-    """Their numbers, and how often they were changed before."""
+    """For each row its number, the row, and its number of changes at the time of submission."""
 
     @property
     def fresh(self) -> list[int]:
-        """The rows that did not change since then."""
+        """The rows that have not changed since."""
         return [number for number, row, changes in self.rows if row.changes == changes]
 
 
@@ -46,7 +46,7 @@ class Flight:
             row.ahead += picks
 
     def oldest(self) -> Submitted:
-        """Take the burst to read next out of those under way."""
+        """Remove and return the burst to read next."""
         found = self._bursts.popleft()
         for _, row, changes in found.rows:
             if row.changes == changes:
@@ -54,7 +54,7 @@ class Flight:
         return found
 
     async def drain(self) -> None:
-        """Let them finish; their ids are void, and the next use of the device reports a fault."""
+        """Let the bursts finish, and drop their ids; the next use of the device reports a fault."""
         while self._bursts:
             with suppress(CapstanError):
                 await self.oldest().burst

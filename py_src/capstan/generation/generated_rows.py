@@ -1,4 +1,4 @@
-"""The half of a generator that reads: what its rows have, and how they were computed. It never waits."""
+"""The read-only half of a generator: the contents of its rows, and facts about their computation. It never waits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class GeneratedRows:
 
     @property
     def timing(self) -> Timing:
-        """When the tokens came; those of several rows that came together count once."""
+        """The times of the tokens; tokens of several rows that arrived together count once."""
         return self._loop.timing
 
     @timing.setter
@@ -36,15 +36,16 @@ class GeneratedRows:
         self._loop.timing = timing
 
     def get_sequence(self, index: int = 0) -> list[int]:
-        """All token ids of a row, prompt and generated, with the padding: of prompts that are shorter than others, and
-        after the end of a row while others go on."""
+        """All token ids of a row, prompt and generated, including padding after shorter prompts and after the end of a
+        row that ended before others.
+        """
         rows = self._loop.sequences
         if not 0 <= index < rows:
             raise OptionError(f"sequence {index} was requested; its rows are 0 to {rows - 1}")
         return self._policy.sequence(index)
 
     def token_count(self) -> int:
-        """Tokens in each sequence, padding among them."""
+        """The number of tokens in each sequence, including padding."""
         return self._loop.length
 
     def get_next_tokens(self) -> list[int]:
@@ -52,12 +53,12 @@ class GeneratedRows:
         return list(self._last)
 
     def text(self, index: int = 0) -> str:
-        """The text of a row generated since tokens were last appended, up to a stop string; a possible start of one is
-        withheld until generation is done. OptionError without stop_strings.
+        """The text of a row generated since tokens were last appended, up to a stop string; the possible start of a
+        stop string is withheld until generation is done. OptionError without stop_strings.
         """
         rows = self._loop.rows
         if not 0 <= index < len(rows) or rows[index].text is None:
-            raise OptionError(f"text({index}): there are {len(rows)} rows, and text of them with stop_strings only")
+            raise OptionError(f"text({index}) needs stop_strings, and a row from 0 to {len(rows) - 1}")
         stream = rows[index].stream
         if stream is None:
             return ""
@@ -77,7 +78,7 @@ class GeneratedRows:
 
     @property
     def finish_reasons(self) -> list[str | None]:
-        """For each row the reason of its own end; see `finish_reason`."""
+        """The reason for each row's end; see `finish_reason`."""
         return [self._loop.reason([row], self._loop.late) for row in self._loop.rows]
 
     @property
@@ -87,36 +88,41 @@ class GeneratedRows:
 
     @property
     def capture_note(self) -> str | None:
-        """Why `capture` is not the one that was requested."""
+        """The reason why `capture` differs from the requested one."""
         return None if self._loop.decoder is None else self._loop.decoder.capture_note
 
     @property
     def tape_passes(self) -> dict[str, str]:
-        """The effect of each pass over the recorded tape, or why it had none; empty without a tape."""
+        """The effect of each pass over the recorded tape, or the reason why it changed nothing; empty without a
+        tape.
+        """
         return {} if self._loop.decoder is None else dict(self._loop.decoder.tape_passes)
 
     @property
     def reused_tokens(self) -> int:
-        """Prompt tokens on which the model did not run, since the prefix cache had their key/value rows."""
+        """The number of prompt tokens on which the model did not run because the prefix cache had their key/value
+        rows.
+        """
         return self._loop.reused
 
     @property
     def recomputed_tokens(self) -> int:
-        """Tokens that the model was run on once more, after a rewind to a position whose window is no longer in the
-        caches of attention over a window, or to one before the last snapshot of a model's states."""
+        """The number of tokens on which the model ran again: after a rewind to a position whose window has left the
+        caches of attention over a window, or to a position before the last snapshot of a model's states.
+        """
         return self._loop.recomputed
 
     @property
     def rope_changes(self) -> int:
-        """How often the caches were computed again, since the sequence outgrew the original length of a long rope or
-        was cut to it: the rotary factors of all positions change there.
+        """The number of times that the caches were computed again because the sequence passed the original length of a
+        long rope, in either direction: the rotary factors of all positions change there.
         """
         return self._loop.rope_changes
 
     @property
     def counters(self) -> Counters:
-        """Counts of the device's work during decode steps, without prefills. Generators that run at the same time are
-        counted, too.
+        """Counts of the device's work during decode steps, without prefills. Work of generators that run at the same
+        time is included.
 
         steps, submits, readbacks, readback_bytes, create_buffer, create_bind_group, write_buffer, and
         python_crossings: how often JavaScript entered Python with results.
@@ -137,8 +143,9 @@ class GeneratedRows:
         return self._loop.records_next
 
     def get_log_probabilities(self) -> list[dict[int, float]]:
-        """For each row the natural logarithms of probabilities at its last token: the most probable tokens
-        first, then the token itself. They are a softmax of the model's own logits, before search options, grammars and
-        processors. A row is empty for a token that a grammar forced, and once it is over."""
+        """For each row the natural logarithms of probabilities at its last token: the most probable tokens first, then
+        the token itself. They are a softmax of the model's own logits, before search options, grammars and processors.
+        A row's entry is empty for a token that a grammar forced, and after the row's end.
+        """
         known = self._policy.log_probabilities
         return [dict(known.get(number, {})) for number in range(len(self._loop.rows))]

@@ -40,23 +40,24 @@ T = TypeVar("T")
 class Generator(GeneratedRows):
     """Sequences of a model, in the shape of onnxruntime-genai's Generator: one, or the rows of a batch.
 
-    `append_tokens`, `rewind_to`, `get_sequence` and `is_done` never wait. `generate_next_token` waits for the GPU when
-    no token is at hand, which in a page needs JavaScript Promise Integration; `generate_next_token_async` and
-    `async for token in generator` never block. While one token is read the GPU computes the following ones
-    (run-ahead); `append_tokens`, `rewind_to`, `set_logits` and `close` discard them.
+    `append_tokens`, `rewind_to`, `get_sequence` and `is_done` never wait. `generate_next_token` waits for the GPU if no
+    token is ready, which in a page needs JavaScript Promise Integration; `generate_next_token_async` and `async for
+    token in generator` never block. While one token is read the GPU computes the following ones (run-ahead);
+    `append_tokens`, `rewind_to`, `set_logits` and `close` discard them.
 
-    As in onnxruntime-genai, an end-of-sequence token is returned but does not become part of the sequence: what is
-    appended afterwards follows the token before it.
+    As in onnxruntime-genai, an end-of-sequence token is returned but does not become part of the sequence: appended
+    tokens follow the token before it.
 
-    `pools` gives it buffers of the caller's on `model.device` for its KV cache, sampler state, ids and logits; they are
+    `pools` has buffers of the caller on `model.device` for the KV cache, sampler state, ids and logits; they are
     checked when the first token is prepared.
 
     If the device is lost, for example with the browser's GPU process, the generator opens the model on another device
     and computes the sequence again, with a FallbackWarning; its tokens are the same as without the loss.
-    `GeneratorParams(recoveries=...)` says how often. With `pools` or LoRA adapters it raises DeviceLostError instead.
+    `GeneratorParams(recoveries=...)` limits the number of recoveries. With `pools` or LoRA adapters it raises
+    DeviceLostError instead.
 
-    Use it as a context manager, or `close()` it: its KV cache then serves the next generator. One that is dropped
-    without being closed gives it back, too.
+    Use it as a context manager, or `close()` it: its KV cache then serves the next generator. A generator that is
+    dropped without being closed returns its KV cache, too.
     """
 
     def __init__(self, model: Model, params: GeneratorParams | None = None, *, pools: Pools | None = None) -> None:
@@ -70,7 +71,8 @@ class Generator(GeneratedRows):
             if loop.closed:
                 return None
             loop.closed = True
-            # Sequences have copies of their LoRA adapters, so these may be unloaded at once, as in the native package.
+            # Sequences have copies of their LoRA adapters, so adapters may be unloaded immediately, as in the native
+            # package.
             loop.adapters.release()
             return leaving.give_back(loop.end())
 
@@ -81,49 +83,52 @@ class Generator(GeneratedRows):
         """Whether the kernels of long prompts were compiled before the first prompt."""
 
     def hear(self, sounds: Sequence[Features]) -> None:
-        """Have the tokens follow sounds, one for each prompt of a batch, in a model with an encoder: before the first
-        tokens, and again after `rewind_to(0)`. `capstan.genai.MultiModalProcessor` makes them of files.
+        """Have the tokens follow sounds, one for each prompt of a batch, in a model with an encoder. Called before the
+        first tokens, and again after `rewind_to(0)`. `capstan.genai.MultiModalProcessor` makes sounds from files.
 
-        Raises OptionError for another number of sounds, and after tokens; UnsupportedModelError for a model of text.
+        Raises OptionError for another number of sounds, and after tokens; UnsupportedModelError if the model reads only
+        text.
         """
         if self._model.speech_encoder is None:
-            raise UnsupportedModelError(f"a model of type {self._model.type!r} takes tokens only, and no sounds")
+            raise UnsupportedModelError(f"a model of type {self._model.type!r} takes no sounds, only tokens")
         if len(sounds) != self._options.batch_size:
             raise OptionError(
-                f"{len(sounds)} sounds were given, batch_size is {self._options.batch_size}; give one for each sequence"
+                f"{len(sounds)} sounds were given; batch_size is {self._options.batch_size}: give one for each sequence"
             )
         loop = self._loop
         loop.require_open()
         if loop.length:
-            raise OptionError(f"the sequence has {loop.length} tokens, and sounds come before them; rewind_to(0) first")
+            raise OptionError(f"the sequence has {loop.length} tokens; sounds come before tokens: rewind_to(0) first")
         loop.sense(sounds)
 
     def see(self, pictures: Sequence[Features]) -> None:
-        """Have these pictures be those of the sequence, whose placeholders stand for them in their order: before its
-        tokens, and with further pictures before tokens that are appended. Cached rows are kept up to the first picture
-        that is another one than before. `capstan.genai.MultiModalProcessor` makes both of files.
+        """Set the pictures of the sequence; its placeholders stand for them in order. Called before its tokens, and
+        again with all pictures before tokens with further ones are appended. Cached rows are kept up to the first
+        picture that changed. `capstan.genai.MultiModalProcessor` makes pictures and tokens from files.
 
-        Raises OptionError for a batch; UnsupportedModelError for a model of text.
+        Raises OptionError for a batch; UnsupportedModelError if the model reads only text.
         """
         if self._model.picture_encoder is None:
-            raise UnsupportedModelError(f"a model of type {self._model.type!r} takes no pictures; give it text alone")
+            raise UnsupportedModelError(f"a model of type {self._model.type!r} takes no pictures; give it only text")
         if self._options.batch_size != 1:
-            raise OptionError(f"batch_size is {self._options.batch_size}, and pictures are in one prompt; set it to 1")
+            raise OptionError(
+                f"batch_size is {self._options.batch_size}; pictures need a batch of one prompt: set it to 1"
+            )
         self._loop.require_open()
         self._loop.sense(pictures)
 
     def teller(self, index: int = 0) -> Callable[[DecoderRow], Awaitable[None]]:
-        """Gives the sound or the pictures of a row to a row of another decoder."""
+        """The function that gives the sound or the pictures of a row to a row of another decoder."""
         loop = self._loop
         return partial(loop.senses.tell, self._model, index * self._options.batch_size // len(loop.rows))
 
     def append_tokens(self, tokens: Iterable[Any]) -> None:
         """Add tokens (ids of the vocabulary) to the sequence; the next request for a token runs the model on them.
 
-        A batch is given as a list of rows, as an array [batch_size, tokens], or as one list with all rows one after
-        another. Its rows are equally long: shorter prompts have `pad_token_id` after them
-        (`tokenizer.encode_batch(texts, pad_token_id)`), which the model is not run on, as in onnxruntime-genai. Several
-        rows take tokens once, and again after `rewind_to(0)`.
+        A batch is a list of rows, an array [batch_size, tokens], or one list with all rows one after another. Its rows
+        are equally long: shorter prompts end in `pad_token_id` (`tokenizer.encode_batch(texts, pad_token_id)`), on
+        which the model does not run, as in onnxruntime-genai. Several rows take tokens once, and again after
+        `rewind_to(0)`.
 
         Raises PromptError for no tokens, an id outside the vocabulary, more than max_length allows, or rows of
         another number or of different lengths.
@@ -136,13 +141,13 @@ class Generator(GeneratedRows):
         )
         if len(loop.rows) > 1 and loop.length:
             raise OptionError(
-                f"append_tokens: a generator of {len(loop.rows)} rows takes tokens once; rewind_to(0) and append whole "
-                "prompts, or make a generator for each sequence"
+                f"append_tokens: a generator of {len(loop.rows)} rows takes tokens only once; rewind_to(0) and append "
+                "whole prompts, or make a generator for each sequence"
             )
         loop.append(prompts)
 
     def rewind_to(self, new_length: int) -> None:
-        """Cut the sequence to its first `new_length` tokens; generation goes on from there.
+        """Cut the sequence to its first `new_length` tokens; generation continues from there.
 
         The KV cache before that point is kept. Raises OptionError outside 0 to the present length, and for several rows
         at any length but 0.
@@ -153,18 +158,18 @@ class Generator(GeneratedRows):
             raise OptionError(f"rewind_to({new_length}): the sequence has {loop.length} tokens")
         if new_length and len(loop.rows) > 1:
             raise OptionError(
-                f"rewind_to({new_length}): a generator of {len(loop.rows)} rows is rewound to 0 only; make a generator "
+                f"rewind_to({new_length}): a generator of {len(loop.rows)} rows rewinds only to 0; make a generator "
                 "for each sequence"
             )
         loop.rewind(new_length)
 
     def set_active_adapter(self, adapters: Adapters, name: str) -> None:
-        """Run the model with a LoRA adapter from here on: the tokens that it has not seen, except those that were
+        """Run the model with a LoRA adapter from here on: on the tokens that it has not seen, except those that were
         appended before. The KV cache keeps its entries. A second adapter adds to the first; if both have a tensor for
-        the same input, the later one counts. The adapter cannot be unloaded until the generator is closed.
+        the same input, the later one is used. The adapter cannot be unloaded until the generator is closed.
 
-        Raises OptionError for an unknown name, adapters of another model or of another Adapters than the first one, and
-        for beams that have begun.
+        Raises OptionError for an unknown name, an adapter of another model or of a different Adapters object than the
+        first adapter's, and after beams have begun.
         """
         loop = self._loop
         loop.require_open()
@@ -178,12 +183,13 @@ class Generator(GeneratedRows):
 
     async def prepare_async(self, record: bool | None = None) -> None:
         """Prepare the first tokens: allocate the KV caches, record and check the tape and, while there is no prompt
-        yet, compile the kernels of long prompts. Optional; a generator that reuses a closed one's KV cache has nothing
-        to do here.
+        yet, compile the kernels of long prompts. Optional; a generator that reuses the KV cache of a closed one is
+        prepared already.
 
-        `record` False allocates only, for a first token that is awaited: the recording comes after it. True records in
-        any case. None does so unless it pays for long answers only, as with a large model on a software adapter, where
-        the recording comes after some tokens (`capture_note`)."""
+        `record=False` only allocates, so that a first token comes sooner; the recording comes after it. `record=True`
+        always records. With None the step is recorded unless that pays only for long answers, as with a large model on
+        a software adapter, where the recording comes after some tokens (`capture_note`).
+        """
         async with self._turn:
             self._loop.require_open()
             await self._loop.surviving(partial(self._prepared, record))
@@ -217,8 +223,9 @@ class Generator(GeneratedRows):
         return self._last[0]
 
     def generate_next_token(self) -> None:
-        """Generate one token a row; read it with get_next_tokens. Raises AsyncRequiredError where it would have to
-        wait."""
+        """Generate one token for each row; read them with get_next_tokens. Raises AsyncRequiredError where it would
+        have to wait.
+        """
         if self._policy.ready and not self._loop.closed:
             self._last = self._loop.take()
             return
@@ -229,8 +236,9 @@ class Generator(GeneratedRows):
             yield await self.generate_next_token_async()
 
     async def get_logits_async(self) -> memoryview[float]:
-        """The logits the next token will be picked from, float32 [vocab], of several rows [rows, vocab]; tokens
-        computed ahead are discarded."""
+        """The logits from which the next token will be picked: float32 [vocab], for several rows [rows, vocab]. Tokens
+        computed ahead are discarded.
+        """
         async with self._turn:
             return await self._loop.surviving(self._loop.logits)
 
@@ -240,7 +248,7 @@ class Generator(GeneratedRows):
 
     async def log_probabilities_async(self, count: int, also: Sequence[int] = ()) -> dict[int, float]:
         """The `count` most probable next tokens, the most probable first, then those of `also` that are not among them,
-        each with the logarithm of its probability: a softmax of the logits as they are, before the search options.
+        each with the logarithm of its probability: a softmax of the model's own logits, before the search options.
 
         Tokens computed ahead are discarded. Raises OptionError for several rows, a count or an id out of range.
         """
@@ -249,18 +257,18 @@ class Generator(GeneratedRows):
         for token in also:
             integer("also", token, 0, vocab - 1)
         if len(self._loop.rows) > 1:
-            raise OptionError(f"this generator has {len(self._loop.rows)} rows; ask one of batch_size 1")
+            raise OptionError(f"this generator has {len(self._loop.rows)} rows; use one of batch_size 1")
         async with self._turn:
             return await self._loop.surviving(partial(self._log_probabilities, count, also))
 
     async def score_async(self, tokens: Iterable[int]) -> list[Score]:
-        """Append `tokens` to the sequence and return the probability of each after all tokens before it. The model
-        is run on them as on a prompt. Search options, grammars and processors change nothing; tokens computed ahead are
+        """Append `tokens` to the sequence and return the probability of each after all tokens before it. The model runs
+        on them as on a prompt. Search options, grammars and processors have no effect; tokens computed ahead are
         discarded. After `rewind_to` another continuation is scored without running the context again.
 
         Raises OptionError for an empty sequence, several rows, beams, an adapter that was set after tokens, and a
-        sequence that is changed meanwhile; else as `append_tokens`. LogitsError where no logit is finite. The sequence
-        is as it was then.
+        sequence that changes meanwhile; LogitsError if no logit is finite; otherwise the errors of `append_tokens`. An
+        error leaves the sequence unchanged.
         """
         async with self._turn:
             return await score_tokens(self._loop, self._model.config, tokens)
@@ -270,9 +278,9 @@ class Generator(GeneratedRows):
         return self._wait(self.score_async(tokens), "score", "await score_async(tokens)")
 
     def watch_log_probabilities(self, count: int | None) -> None:
-        """From the next token on have `get_log_probabilities` return those of the `count` (0 or more) most probable
-        tokens and of the picked one; None ends that. The ids stay the same, but nothing runs ahead: each token waits
-        for its logits.
+        """From the next token on, `get_log_probabilities` returns those of the `count` (0 or more) most probable tokens
+        and of the picked one; None ends that. The ids stay the same, but nothing runs ahead: each token waits for its
+        logits.
 
         Raises OptionError for a count out of range, for beams, and with speculation.
         """
@@ -298,12 +306,13 @@ class Generator(GeneratedRows):
         return known
 
     async def set_logits_async(self, values: Buffer) -> None:
-        """Replace the logits the next token is picked from: float32 [vocab], of several rows [rows, vocab]. OptionError
-        for another size or type."""
+        """Replace the logits from which the next token is picked: float32 [vocab], for several rows [rows, vocab].
+        OptionError for another size or type.
+        """
         view = memoryview(values)
         needed = self._model.config.vocab_size * len(self._loop.rows)
         if view.format != "f" or view.nbytes != 4 * needed:
-            raise OptionError(f"logits of format {view.format!r} and {view.nbytes} bytes; {needed} float32 are needed")
+            raise OptionError(f"logits of format {view.format!r} and {view.nbytes} bytes; give {needed} float32")
         async with self._turn:
             await self._loop.surviving(partial(self._loop.set_logits, view.cast("B").cast("f")))
 
@@ -312,9 +321,9 @@ class Generator(GeneratedRows):
         self._wait(self.set_logits_async(values), "set_logits", "await set_logits_async(values)")
 
     async def aside(self, action: Callable[[RowDecoder], Awaitable[T]]) -> T:
-        """Have the decode step recorded, read the bursts under way, keep their tokens and call `action` with the
-        decoder, which `action` leaves unchanged; its work is not counted. OptionError unless a token was generated
-        since the last change and more can be, and for several rows.
+        """Record the decode step, read the bursts under way, keep their tokens and call `action` with the decoder.
+        `action` must leave the decoder unchanged; its work is not counted. OptionError unless a token was generated
+        since the last change and more can follow, and for several rows.
         """
         async with self._turn:
             loop = self._loop
@@ -327,7 +336,7 @@ class Generator(GeneratedRows):
             if loop.decoder is None or loop.run_ahead is None or loop.stale or loop.sample_first:
                 raise OptionError("no token was generated since the sequence was last changed; generate one first")
             if len(loop.rows) > 1:
-                raise OptionError(f"this generator has {len(loop.rows)} rows; measure one with batch_size 1")
+                raise OptionError(f"this generator has {len(loop.rows)} rows; measure one of batch_size 1")
             [row] = loop.rows
             if row.ended:
                 raise OptionError("generation has ended; rewind_to or append_tokens, and generate one token")
@@ -341,11 +350,11 @@ class Generator(GeneratedRows):
                 loop.counts.begin(loop.decoder)
 
     async def aclose(self) -> None:
-        """Discard what was computed ahead and give the KV cache back. Closing twice is harmless."""
+        """Discard the tokens computed ahead and return the KV cache to the model. Closing twice is harmless."""
         if self._loop.closed:
             return
         self._loop.closed = True
-        # Only this call gives the decoder back, also if its wait is cancelled.
+        # Only this call returns the decoder, even if its wait is cancelled.
         await asyncio.shield(asyncio.ensure_future(self._end()))
 
     def close(self) -> None:
@@ -370,11 +379,11 @@ class Generator(GeneratedRows):
             await self._loop.end()
 
     async def replace_scratch_async(self, scratch: Mapping[str, DeviceBuffer | DeviceSpan] | None) -> None:
-        """Have the kernels of its tapes use these buffers from now on, or with None buffers of their own. Names are
-        those that `query_memory_requirements` has in the pool `scratch`. Tokens do not change; earlier given buffers
-        are released, and open generators may share some.
+        """Have the kernels of the generator's tapes use these buffers from now on; with None they allocate their own.
+        `query_memory_requirements` lists the names in its pool `scratch`. Tokens do not change; buffers that were given
+        earlier are released. Open generators may share buffers.
 
-        Raises BufferMismatchError for buffers that cannot be used, and where only onnxruntime allocates scratch;
+        Raises BufferMismatchError for buffers that cannot be used, and if only onnxruntime allocates scratch;
         OutOfMemoryError. Then the kernels keep their buffers.
         """
         async with self._turn:
@@ -394,7 +403,7 @@ def policy_of(params: GeneratorParams) -> type[PlainPolicy]:
     alone = params.guidance is not None or bool(params.processors.given)
     if params.speculation is not None and alone:
         what = "a logits processor" if params.guidance is None else "a grammar"
-        fall_back("speculation", f"{what} looks at each token", "tokens are picked one a step, the same ones")
+        fall_back("speculation", f"{what} looks at each token", "each step picks one token; the tokens are the same")
     elif params.speculation is not None:
         return SpeculationPolicy
     if params.guidance:

@@ -24,10 +24,10 @@ class GeneratorParams:
     """Search options for generators of a model, starting from its genai_config.json.
 
     `tokenizer` is for `stop_strings`; by default it is the model's. The options are those of
-    capstan.generation.run_options.GeneratorOptions, which are kept as `options`.
+    capstan.generation.run_options.GeneratorOptions, kept as `options`.
 
-    One function of the caller's may edit logits before each pick, without run-ahead (docs/logits_processors.md):
-    `logits_processor(tokens, logits)` edits or replaces all logits; `shortlist_processor(tokens, best)` gets the
+    One function of the caller may edit logits before each pick, without run-ahead (docs/logits_processors.md):
+    `logits_processor(tokens, logits)` edits or replaces all logits; `shortlist_processor(tokens, best)` receives the
     `shortlist` best ones and returns new logits of any tokens. Raises OptionError for a wrong combination.
     """
 
@@ -51,7 +51,7 @@ class GeneratorParams:
         self.guidance: Guidance | None = None
         if shortlist is not None and shortlist_processor is None:
             raise OptionError(
-                f"shortlist is {shortlist} and there is no shortlist_processor; give one, or leave it out"
+                f"shortlist is {shortlist} without a shortlist_processor; give one, or leave shortlist out"
             )
         count = min(SHORTLIST, self._vocab) if shortlist is None else shortlist
         self.processors = Processors(logits_processor, shortlist_processor, count)
@@ -60,14 +60,15 @@ class GeneratorParams:
 
     @property
     def rows(self) -> int:
-        """Sequences that are generated together: beams, or as many for each prompt as are returned. Raises OptionError
-        for options that do not go together."""
+        """The number of sequences that are generated together: beams, or the returned sequences of each prompt. Raises
+        OptionError for options that exclude each other.
+        """
         search = self.search
         most = search.num_beams if search.num_beams > 1 or search.greedy else MAX_ROWS
         if search.num_return_sequences > most:
             raise OptionError(
-                f"num_return_sequences ({search.num_return_sequences}) must be in [1, {most}]: num_beams beams find at "
-                "most as many sequences; without beams several sequences need do_sample=True"
+                f"num_return_sequences ({search.num_return_sequences}) must be in [1, {most}]: num_beams beams find "
+                "at most num_beams sequences; without beams several sequences need do_sample=True"
             )
         if search.num_beams > 1 and search.do_sample:
             raise OptionError(
@@ -78,28 +79,28 @@ class GeneratorParams:
         return search.batch_size * max(search.num_beams, search.num_return_sequences)
 
     def stop_decoder(self) -> Callable[[Sequence[int]], str] | None:
-        """The function that makes text of ids for `stop_strings`; None without stop strings. Raises OptionError for a
-        string that cannot occur, and with beams.
+        """The function that decodes ids for `stop_strings`; None without stop strings. Raises OptionError for a string
+        that cannot occur, and with beams.
         """
         if not self.search.stop_strings:
             return None
         if self.search.num_beams > 1:
             raise OptionError(
-                f"stop_strings are given and num_beams is {self.search.num_beams}: beams have no text of their own; "
-                "leave one of them out"
+                f"stop_strings are given and num_beams is {self.search.num_beams}: beams are not checked for stop "
+                "strings; leave one of them out"
             )
         tokenizer = Tokenizer(self._model) if self._tokenizer is None else self._tokenizer
         for string in self.search.stop_strings:
             special = tokenizer.special_tokens_in(string)
             if special:
                 raise OptionError(
-                    f"stop_strings has {string!r} with the special tokens {special}: they have no text; "
-                    "give their ids as stop_token_ids, and a text without them as a stop string"
+                    f"stop_strings has {string!r} with the special tokens {special}, which have no text; give their "
+                    "ids as stop_token_ids, and a text without them as a stop string"
                 )
         return tokenizer.decode
 
     def length_limit(self, context_length: int) -> int:
-        """Tokens of the longest sequence. Raises OptionError for a max_length beyond the context."""
+        """The length limit of a sequence in tokens. Raises OptionError for a max_length beyond the context."""
         max_length = self.search.max_length or context_length
         if max_length > context_length:
             raise OptionError(
@@ -109,11 +110,11 @@ class GeneratorParams:
         return max_length
 
     def set_guidance(self, type: str, data: str, enable_ff_tokens: bool = False) -> None:
-        """Restrict outputs to a grammar: `type` is 'json_schema', 'regex', 'lark_grammar' or 'ebnf', `data` its text.
-        With `enable_ff_tokens` text that must come next is appended without a model step for each of its tokens.
+        """Restrict outputs to a grammar: `type` is 'json_schema', 'regex', 'lark_grammar' or 'ebnf', `data` its text;
+        two empty strings turn guidance off. With `enable_ff_tokens` text that must come next is appended without a
+        model step for each of its tokens.
 
-        Raises OptionError, also with a logits processor, GuidanceError with the place in the text; both strings empty
-        turn guidance off.
+        Raises GuidanceError with the place in the text, and OptionError, also if there is a logits processor.
         """
         if self.processors.given and (type or data):
             raise OptionError("guidance and a logits processor were both given; give one of them")
@@ -122,9 +123,9 @@ class GeneratorParams:
             self.guidance = Guidance(type, data, enable_ff_tokens, lambda: self._model.special_tokens())
 
     def set_speculation(self, options: Speculation | None) -> None:
-        """Draft tokens and verify several in one step, which gives the same tokens, faster if drafts are right. None
-        turns it off. A grammar or a logits processor, which looks at each token, turns it off too: a step down, counted
-        when a generator is made.
+        """Draft tokens and verify several in one step: the tokens are the same, and come faster if drafts are right.
+        None turns it off. A grammar or a logits processor, which needs each token, also turns it off: a step down,
+        counted when a generator is made.
         """
         self.speculation = options
 

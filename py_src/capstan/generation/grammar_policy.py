@@ -1,4 +1,4 @@
-"""Picks where a grammar says which tokens may come next."""
+"""Picks under a grammar, which determines the allowed next tokens."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class GrammarPolicy(PlainPolicy):
     """If the device follows the grammar's automaton, it makes the masks itself, and picks run ahead as without a
     grammar. If it cannot compute a mask, it picks nothing, and that pick waits for a mask from the host.
 
-    A pick that waits: the mask depends on the pick before it, so nothing runs ahead. The model's step over the last
-    token needs no mask: it is submitted first, and the device works at it while the masks are made. All picks wait on
+    If a pick waits, nothing runs ahead, because its mask depends on the pick before it. The model's step over the last
+    token needs no mask: it is submitted first, and the device computes it while the masks are made. All picks wait on
     devices that follow no grammar, for an automaton that the device cannot follow, and with forced tokens.
 
     Raises OptionError for beams, or forced tokens of several rows or with a fixed run-ahead.
@@ -33,13 +33,10 @@ class GrammarPolicy(PlainPolicy):
         assert guidance is not None
         if params.search.num_beams > 1:
             raise OptionError(
-                f"guidance together with num_beams {params.search.num_beams}; a grammar follows one sequence: set "
-                "num_beams to 1"
+                f"guidance with num_beams {params.search.num_beams}; a grammar follows one sequence: set num_beams to 1"
             )
         if guidance.enable_ff_tokens and len(loop.rows) > 1:
-            raise OptionError(
-                f"enable_ff_tokens with {len(loop.rows)} rows, each with other tokens to force; leave it False"
-            )
+            raise OptionError(f"enable_ff_tokens with {len(loop.rows)} rows; it works for one row: leave it False")
         run_ahead = params.options["run_ahead"]
         if guidance.enable_ff_tokens and (run_ahead or 1) > 1:
             raise OptionError(
@@ -54,7 +51,7 @@ class GrammarPolicy(PlainPolicy):
         self._masks = Masks(self._automaton, loop.model.token_walks, tokens.stop)
         self._prepared = False
         self.explains_barren = False
-        """Whether the device steps the automaton with each pick. If it does not know a mask, it picks nothing."""
+        """Whether the device steps the automaton with each pick. If it cannot compute a mask, it picks nothing."""
         self._told = False
         """Whether the device knows each row's state in the automaton."""
 
@@ -78,7 +75,7 @@ class GrammarPolicy(PlainPolicy):
             self._prepared = True
 
     def _follow(self, decoder: RowDecoder) -> None:
-        """Give the device the grammar's automaton."""
+        """Pass the grammar's automaton to the device."""
         try:
             table = self._automaton.table(self.loop.model.token_bytes())
         except NoTableError as error:
@@ -97,7 +94,7 @@ class GrammarPolicy(PlainPolicy):
         loop.outgrow()
         if self._force():
             return
-        # The device could not make a mask, or no token fits: the host decides.
+        # The device could not make a mask, or no token fits; the host decides.
         barren = any(row.barren for row in loop.rows)
         if barren:
             loop.lose()
@@ -128,7 +125,7 @@ class GrammarPolicy(PlainPolicy):
         return True
 
     async def _mask(self, decoder: RowDecoder, number: int) -> None:
-        """Have the host make the mask of a row."""
+        """Make the mask of a row on the host."""
         mask = self._constraints[number].allowed(self.loop.rows[number].tokens, self._masks)
         if not self.loop.stale:
             decoder.row(number).allow(mask)
@@ -140,7 +137,7 @@ class GrammarPolicy(PlainPolicy):
         await super().settle()
 
     def _force(self) -> bool:
-        """Return the tokens that must come next without running the model; whether there were any."""
+        """Add the tokens that must come next without running the model; returns whether there were any."""
         loop, [row, *others] = self.loop, self.loop.rows
         if others or row.ended or not self._guidance.enable_ff_tokens:
             return False

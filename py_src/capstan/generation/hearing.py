@@ -26,27 +26,28 @@ class Hearing:
         self._decoder: RowDecoder | None = None
 
     def give(self, sounds: Sequence[Features]) -> None:
-        """Have the next tokens follow these sounds."""
+        """Set the sounds that the next tokens follow."""
         self.sounds, self._decoder = tuple(sounds), None
 
     def require(self, model: Model, decoder: RowDecoder | None) -> None:
-        """Raise PromptError if the model has an encoder and this decoder has no outputs of it."""
+        """Raise PromptError if the model has an encoder and this decoder has none of its outputs."""
         if model.speech_encoder is not None and self._decoder is not decoder:
             raise PromptError(
-                f"a model of type {model.type!r} hears, and no sound was given: give one by "
-                "capstan.genai.Generator.set_inputs before the tokens"
+                f"a model of type {model.type!r} needs a sound: give one with capstan.genai.Generator.set_inputs "
+                "before the tokens"
             )
 
     async def tell(self, model: Model, prompt: int, listener: DecoderRow) -> None:
-        """Give the sound of a prompt to a row of another decoder, which is to run the same tokens."""
+        """Give the sound of a prompt to a row of another decoder that will run the same tokens."""
         if self.sounds:
             await self._hear(model, self.sounds[prompt], [listener], lambda: None)
 
     async def encode(
         self, model: Model, decoder: RowDecoder, rows: Sequence[Row], copies: int, require_open: Callable[[], None]
     ) -> None:
-        """Run the encoder on each sound, once for a decoder. `copies` rows in succession are of one prompt;
-        `require_open` raises if the generator was closed meanwhile."""
+        """Run the encoder on each sound, once for a decoder. Each prompt has `copies` successive rows; `require_open`
+        raises if the generator was closed meanwhile.
+        """
         if not self.sounds:
             return
         for number, row in enumerate(rows):
@@ -65,7 +66,7 @@ class Hearing:
     ) -> None:
         """Run the encoder on a sound, and give its outputs to these rows."""
         encoder = model.speech_encoder
-        assert encoder is not None, "it is there where sounds are"
+        assert encoder is not None, "a model with sounds has an encoder"
         with span("run the encoder"):
             async with encoder.heard(sound) as heard:
                 require_open()

@@ -1,4 +1,4 @@
-"""The decode loop: rows over a decoder, whose tokens are run, and bursts of picks that run ahead of the reader."""
+"""The decode loop: runs the tokens of rows on a decoder, and submits bursts of picks that run ahead of the reader."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ class DecodeLoop:
         self.sample_first = False
         """Whether the logits for the next picks are valid."""
         self.adapted: Hashable = None
-        """The LoRA adapters of the runs that computed the caches."""
+        """The LoRA adapters with which the caches were computed."""
         self.long = False
         """Whether the rows are rotated by the long factors of a long rope."""
         self.rope_changes = 0
-        """How often the caches were computed again with other factors of a long rope."""
+        """The number of times that the caches were computed again with other factors of a long rope."""
         self.reused = 0
-        """Prompt tokens whose caches were taken over from other sequences."""
+        """The number of prompt tokens whose caches came from other sequences."""
         self.recomputed = 0
-        """Tokens that ran again, since caches no longer held the positions before them."""
+        """The number of tokens that ran again because caches no longer held the positions before them."""
         self._repeats = False
         """Replays the same token runs, prompts as prompts and picks as steps."""
         self.model = model
@@ -56,24 +56,26 @@ class DecodeLoop:
 
     @property
     def cache_key(self) -> Hashable:
-        """The part of the caches' key besides the tokens: loops with different keys share no prefix."""
+        """The part of the caches' key other than the tokens: loops with different keys share no prefix."""
         return self.adapted, self.long
 
     @property
     def reach(self) -> int:
-        """Tokens up to which picks may be queued: with the short factors of a long rope one past the original length,
-        since the last token is picked and not run."""
+        """The length up to which picks may be queued, in tokens: with the short factors of a long rope one past the
+        original length, since the model does not run on the last pick.
+        """
         original = self.model.original_length
         return min(self.max_length, original + 1) if original and not self.long else self.max_length
 
     @property
     def going(self) -> list[int]:
-        """The rows for which picks are wanted."""
+        """The rows that still need picks."""
         return [number for number, row in enumerate(self.rows) if not row.ended]
 
     def reason(self, rows: Sequence[Row], late: bool = False) -> str | None:
-        """Why rows are done, or None: 'eos', 'stop' (stop_token_ids or stop_strings ended all), 'time' (it is `late`),
-        'length'."""
+        """The reason why rows are done: 'eos', 'stop' (stop_token_ids or stop_strings ended all), 'time' (it is
+        `late`), 'length', or None.
+        """
         if all(row.over for row in rows):
             return "eos" if any(row.end in self.options.eos_token_ids for row in rows) else "stop"
         return "time" if late else "length" if len(rows[0]) >= self.max_length else None
@@ -83,7 +85,7 @@ class DecodeLoop:
         raise NotImplementedError
 
     def lose(self) -> None:
-        """Note that logits or ids are lost: the next tokens are computed again."""
+        """Note that logits or ids are lost, so that the next tokens are computed again."""
         for row in self.rows:
             row.lost_logits()
         self.discard_ahead()
@@ -99,12 +101,13 @@ class DecodeLoop:
 
     def open_decoder(self) -> RowDecoder:
         if self.decoder is None:
-            raise PromptError("nothing was computed yet; append_tokens and generate first")
+            raise PromptError("there is no decoder yet; append_tokens and generate a token first")
         return self.decoder
 
     async def rotate(self, decoder: RowDecoder) -> None:
-        """Rotate by the factors for the length of the sequences. If they change, they do for all positions, and the
-        caches are void."""
+        """Rotate by the factors for the length of the sequences. New factors apply to all positions, so a change makes
+        the caches invalid.
+        """
         original = self.model.original_length
         if not original:
             return
@@ -118,8 +121,9 @@ class DecodeLoop:
         decoder.rotate(long)
 
     async def run_prompts(self, ends: Mapping[int, int], unchanged: Callable[[int], bool]) -> list[int]:
-        """Run the model on the tokens of these rows up to these ends, without those that another sequence has in its
-        caches. The rows whose sequences were not changed meanwhile."""
+        """Run the model on the tokens of these rows up to these ends, except those in another sequence's caches.
+        Returns the rows whose sequences did not change meanwhile.
+        """
         done: list[int] = []
         self.senses.require(self.model, self.decoder)
         self.model.prefixes.follow(self)
@@ -130,12 +134,13 @@ class DecodeLoop:
             for number in found:
                 if number in together or await self.run_tokens(number, ends[number], unchanged):
                     done.append(number)
-        # A row may have changed while the prompt of another one ran.
+        # A row may have changed while another row's prompt ran.
         return [number for number in done if unchanged(number)]
 
     def _groups(self, waiting: list[int]) -> Iterator[list[int]]:
-        """The rows whose prompts may be run together, group by group; one at a time where the decoder runs none so. A
-        row that begins as another one comes after it, to take its start over."""
+        """The rows whose prompts may run together, group by group; groups of one if the decoder runs none together. A
+        row with the same start as another one comes after it, to take that start over.
+        """
         if not isinstance(self.decoder, PackedRows):
             yield from ([number] for number in waiting)
             return
@@ -150,7 +155,7 @@ class DecodeLoop:
             waiting = [number for number in waiting if number not in chosen]
 
     async def _bring(self, number: int, unchanged: Callable[[int], bool]) -> bool:
-        """Take over the common start of another sequence; False if the row's sequence was changed meanwhile."""
+        """Take over the common start of another sequence; False if the row's sequence changed meanwhile."""
         decoder, row = self.open_decoder(), self.rows[number]
         if not unchanged(number):
             return False
@@ -165,8 +170,9 @@ class DecodeLoop:
         return True
 
     async def _run_together(self, ends: Mapping[int, int], unchanged: Callable[[int], bool]) -> Collection[int]:
-        """Run the tokens of several rows at once, as far as the decoder does that: of which rows. With a `chunk_size`
-        each row is run by itself, and so are runs that are repeated, which were made so."""
+        """Run the tokens of several rows at once, as far as the decoder can; returns these rows. With a `chunk_size`
+        each row runs alone, and so do repeated runs, which ran alone at first.
+        """
         decoder, alone = self.decoder, self.options.chunk_size or self._repeats
         if alone or not isinstance(decoder, PackedRows):
             return []
@@ -185,7 +191,7 @@ class DecodeLoop:
         return ran
 
     async def run_tokens(self, number: int, end: int, unchanged: Callable[[int], bool]) -> bool:
-        """Run a row's tokens; False where its sequence was changed meanwhile."""
+        """Run a row's tokens; False if its sequence changed meanwhile."""
         decoder, row = self.open_decoder(), self.rows[number]
         while unchanged(number) and row.valid < end:
             stop = row.next_run() if self._repeats else end
@@ -202,7 +208,7 @@ class DecodeLoop:
         return unchanged(number)
 
     def submit(self, picks: int) -> bool:
-        """Queue a burst of `picks` picks, fewer at the end of a sequence; whether there was one."""
+        """Queue a burst of `picks` picks, fewer at the end of a sequence; False if there was nothing to pick."""
         going = self.going
         picks = min([picks, *(self.rows[number].room(self.reach) for number in going)])
         if picks <= 0 or not going:
@@ -216,14 +222,14 @@ class DecodeLoop:
         return self.open_decoder().submit(picks, self.sample_first, numbers)
 
     def fill(self) -> None:
-        """Queue bursts until as many are under way as the device takes."""
+        """Queue bursts until the device's limit of bursts is under way."""
         assert self.run_ahead is not None
         while len(self.flight) < self.open_decoder().max_in_flight and self.submit(self.run_ahead.next()):
             pass
 
     async def read(self) -> None:
-        """Wait for the oldest burst under way and take its ids, except those of rows that were changed meanwhile. If no
-        ids are left, an error is ignored, since the next use of the device reports it.
+        """Wait for the oldest burst under way and take its ids, except those of rows that changed meanwhile. If no ids
+        are left, an error is ignored, since the next use of the device reports it.
         """
         submitted = self.flight.oldest()
         try:

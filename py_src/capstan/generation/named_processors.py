@@ -23,7 +23,7 @@ class NamedProcessor:
     options: dict[str, Any]
     """The arguments of GeneratorParams."""
     serial: int
-    """A new object for each definition, also of the same name."""
+    """A new object for each definition, even under the same name."""
 
 
 defined: dict[str, NamedProcessor] = {}
@@ -65,13 +65,13 @@ def define(function: Callable[..., Any], options: dict[str, Any]) -> None:
 
 
 def named_processor(name: Any) -> NamedProcessor:
-    """The function of a name. Raises OptionError where there is none."""
+    """The function of a name. Raises OptionError if there is none."""
     found = defined.get(name) if isinstance(name, str) else None
     if found is None:
         there = ", ".join(defined) or "none"
         raise OptionError(
-            f"the logits processor is {clipped(name)}; those that were defined are: {there}. Define it first, by "
-            "llm.python(code) with @capstan.logits_processor or @capstan.shortlist_processor; a worker that was "
-            "started again has none"
+            f"the logits processor {clipped(name)} is not defined; the defined ones are: {there}. Define it first, by "
+            "llm.python(code) with @capstan.logits_processor or @capstan.shortlist_processor; a restarted worker has "
+            "none"
         )
     return found

@@ -1,4 +1,4 @@
-"""Pixel values of the pictures in a conversation, and the places that stand for them, for one model that sees."""
+"""Pixel values of the pictures in a conversation, and the placeholders for them, for one model that sees."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Prepared:
 
 
 class PicturePrompts:
-    """The processor of a model's pictures, which keeps the pixel values of those that it made last."""
+    """The processor of a model's pictures; it keeps the pixel values of the last ones."""
 
     def __init__(self, model: Model) -> None:
         name, about = model.config.processor, model.config.vision
-        assert name is not None, "a model that sees has one"
+        assert name is not None, "a model that sees has a token for pictures"
         assert about is not None, "the model sees"
         self._model, self._about, text = model, about, model.tokenizer_files[name]
         self._steps: PictureProcessor | TiledProcessor
@@ -65,8 +65,9 @@ class PicturePrompts:
         return [made[key] for key in keys]
 
     def pixels(self, pictures: Sequence[bytes | Rgba], names: Sequence[str]) -> tuple[Any, Place]:
-        """The pixel values of pictures of one size as the encoder takes them, and the place of each; `names` are what
-        messages call them. Raises PictureError."""
+        """The pixel values of pictures of one size in the encoder's layout, and the place of each; `names` are their
+        names in messages. Raises PictureError.
+        """
         if isinstance(self._steps, TiledProcessor):
             [picture], [name] = pictures, names
             tiles, rows, columns = self._steps.tiles(picture, name)
@@ -96,8 +97,8 @@ class PicturePrompts:
         counts = [each.place.count for each in pictures]
         if len(places) != sum(counts):
             raise PictureError(
-                f"the prompt has {len(places)} placeholders, and its pictures take {sum(counts)}; leave the "
-                "placeholder's text out of messages"
+                f"the prompt has {len(places)} placeholders; its pictures take {sum(counts)}: leave the placeholder's "
+                "text out of messages"
             )
         ends = list(accumulate(counts))
         ranges = zip((0, *ends), ends, pictures, strict=False)

@@ -1,4 +1,4 @@
-"""Picks that run ahead of the reader, as the device makes them by the search options."""
+"""Picks by the search options, which the device makes ahead of the reader."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class PlainPolicy(Policy):
         self.watched: int | None = None
         """The number of most probable tokens that are kept with each pick; None while picks run ahead."""
         self.log_probabilities: dict[int, dict[int, float]] = {}
-        """Those of each row's last token, if they are watched."""
+        """The log probabilities at each row's last token, if they are watched."""
         self._looked: dict[int, tuple[Shortlist, memoryview[float]]] = {}
-        """By row: the logits of the pick that was not read yet."""
+        """By row: the logits of the pick that is not read yet."""
         self._fixed_run_ahead = params.options["run_ahead"]
 
     def run_ahead(self, decoder: RowDecoder) -> RunAhead:
@@ -43,7 +43,7 @@ class PlainPolicy(Policy):
             await self.pick()
 
     async def pick(self) -> None:
-        """Ask for the next picks, ahead of the reader, and wait for the oldest."""
+        """Request the next picks, ahead of the reader, and wait for the oldest."""
         loop = self.loop
         if self.watched is not None:
             await self.pick_prepared()
@@ -51,17 +51,18 @@ class PlainPolicy(Policy):
         if loop.sample_first:
             assert loop.run_ahead is not None
             loop.submit(1)
-            # Work queued right after the first pick delays the moment at which a browser reports the pick's end: 7 ms
-            # on an H200 for sixteen steps. So the device says how many it takes there.
+            # Work queued right after the first pick delays a browser's report of the pick's end: 7 ms on an H200 for
+            # sixteen steps. So the device limits the number of picks there.
             loop.submit(loop.run_ahead.behind_first(loop.open_decoder().behind_first))
         else:
             loop.fill()
         await loop.read()
 
     async def pick_prepared(self, prepare: Callable[[RowDecoder, int], Awaitable[None]] | None = None) -> None:
-        """Pick a token of each row once `prepare` has changed its logits, or what may be picked: nothing runs ahead.
-        Logits that are watched are read before that. The step over the last token is submitted first, so that the
-        device works meanwhile."""
+        """Pick a token of each row after `prepare` has changed its logits or its allowed tokens; nothing runs ahead.
+        Watched logits are read before that. The step over the last token is submitted first, so that the device works
+        meanwhile.
+        """
         loop, decoder, going = self.loop, self.loop.open_decoder(), self.loop.going
         if not loop.sample_first:
             with loop.losing():
@@ -74,7 +75,7 @@ class PlainPolicy(Policy):
             if prepare is not None and not loop.stale:
                 await prepare(decoder, number)
             if loop.stale:
-                # The sequence was changed meanwhile.
+                # The sequence changed meanwhile.
                 return
         loop.submit(1)
         await loop.read()
@@ -93,7 +94,7 @@ class PlainPolicy(Policy):
 
     @property
     def ready(self) -> bool:
-        """Whether the next token of every row is at hand."""
+        """Whether the next token of every row is ready to read."""
         rows = self.loop.rows
         return all(row.ready or row.over for row in rows) and any(row.ready for row in rows)
 

@@ -1,4 +1,4 @@
-"""The interface by which a generator's loop gets its next tokens. Each kind of generation implements it."""
+"""The interface through which a generator's loop gets its next tokens. Each kind of generation implements it."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ class Policy(Protocol):
     takes_unrecorded: bool = True
     """Whether the decode step may be recorded after the first tokens."""
     explains_barren: bool = False
-    """Whether a row in which no token could be picked is no error: the policy finds the reason."""
+    """Whether a row without a possible pick is left to the policy, which finds the reason, instead of an error."""
 
     async def prepare(self, decoder: RowDecoder, new: bool) -> None:
-        """Prepare the loop's decoder, which may be `new`, before a prompt is run."""
+        """Prepare the loop's decoder, which may be `new`, before a prompt runs."""
 
     def run_ahead(self, decoder: RowDecoder) -> RunAhead:
-        """The picks of each burst of a decoder, with which the loop goes on."""
+        """The RunAhead with which the loop continues on this decoder."""
 
     def queued(self, picks: int, numbers: Sequence[int]) -> Awaitable[Burst]:
         """Queue `picks` picks for these rows."""
 
     def received(self, burst: Burst) -> bool:
-        """Learn from a burst that was read; whether the rows have its ids already."""
+        """Learn from a burst that was read; returns whether the rows have its ids already."""
         return False
 
     async def settle(self) -> None:
@@ -37,20 +37,20 @@ class Policy(Protocol):
 
     @property
     def done(self) -> bool:
-        """Whether nothing more is to be found, although rows go on."""
+        """Whether the search is over although rows could continue."""
         return False
 
     def take(self) -> list[int]:
-        """The next token of every row; padding of those that are over."""
+        """The next token of every row; padding for rows that have ended."""
 
     def appending(self, number: int, count: int) -> None:
-        """So many tokens are about to be appended to a row."""
+        """Called before `count` tokens are appended to a row."""
 
     def rewound(self, length: int) -> None:
-        """The sequences were cut to this length."""
+        """Called after the sequences were cut to this length."""
 
     def discarded(self) -> None:
         """Forget the tokens that were computed ahead of the reader."""
 
     def close(self) -> None:
-        """Free what it holds."""
+        """Free the policy's resources."""

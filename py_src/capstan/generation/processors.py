@@ -1,4 +1,4 @@
-"""Logits processors: functions of the caller's that edit logits before a pick, and what they may return."""
+"""Logits processors: functions of the caller that edit logits before a pick, and the values that they may return."""
 
 from __future__ import annotations
 
@@ -13,22 +13,24 @@ from ..stages import integer
 __all__ = ["SHORTLIST", "LogitsProcessor", "Processors", "ShortlistProcessor", "checked_edits", "checked_logits"]
 
 LogitsProcessor = Callable[[list[int], "memoryview[float]"], Any]
-"""Gets a row's sequence and its logits, float32 [vocab], writable. Returns None, having edited them, or others."""
+"""Receives a row's sequence and its logits, float32 [vocab], writable. Edits them and returns None, or returns other
+logits.
+"""
 ShortlistProcessor = Callable[[list[int], list[tuple[int, float]]], "Mapping[int, float] | None"]
-"""Gets a row's sequence and its best tokens with their logits, largest first. Returns the new logits of any tokens."""
+"""Receives a row's sequence and its best tokens with their logits, largest first. Returns new logits of any tokens."""
 
 SHORTLIST = 64
-"""Tokens of a shortlist, unless it is given."""
+"""The default number of tokens in a shortlist."""
 
 
 @dataclass(frozen=True)
 class Processors:
-    """The processor that edits logits before the stages do; at most one of the two kinds."""
+    """The processor that edits logits before the stages; at most one of the two kinds."""
 
     logits: LogitsProcessor | None = None
     shortlist: ShortlistProcessor | None = None
     count: int = SHORTLIST
-    """Tokens of the shortlist."""
+    """The number of tokens in the shortlist."""
 
     def check(self, vocab: int, run_ahead: int | None, num_beams: int) -> None:
         """Raise OptionError for a wrong combination, or a value out of range."""
@@ -39,8 +41,8 @@ class Processors:
             return
         if run_ahead not in (None, 1):
             raise OptionError(
-                f"run_ahead is {run_ahead} and a processor was given, which is asked before each pick; "
-                "leave run_ahead out, or give 1"
+                f"run_ahead is {run_ahead} and a processor was given, which runs before each pick; leave run_ahead "
+                "out, or give 1"
             )
         if num_beams > 1:
             raise OptionError(
@@ -50,7 +52,7 @@ class Processors:
 
     @property
     def given(self) -> bool:
-        """Whether there is one."""
+        """Whether there is a processor."""
         return self.logits is not None or self.shortlist is not None
 
 
@@ -62,7 +64,7 @@ def checked_edits(edits: Any, vocab: int) -> dict[int, float]:
         )
     checked = {}
     for token, logit in edits.items():
-        token = integer("a token of the shortlist_processor's", token, 0, vocab - 1, floats=False)
+        token = integer("a token of the shortlist_processor", token, 0, vocab - 1, floats=False)
         if isinstance(logit, bool) or not isinstance(logit, (int, float)) or logit != logit:
             raise OptionError(f"the shortlist_processor gave token {token} the logit {logit!r}; it must be a number")
         checked[token] = float(logit)
@@ -70,7 +72,7 @@ def checked_edits(edits: Any, vocab: int) -> dict[int, float]:
 
 
 def checked_logits(logits: Any, vocab: int) -> memoryview[float]:
-    """A buffer of float32 [vocab], or a sequence of as many numbers; OptionError for anything else."""
+    """A buffer of float32 [vocab], or a sequence of `vocab` numbers; OptionError for anything else."""
     try:
         view = memoryview(logits)
     except TypeError:
@@ -78,6 +80,6 @@ def checked_logits(logits: Any, vocab: int) -> memoryview[float]:
     if view.format != "f" or view.nbytes != 4 * vocab:
         raise OptionError(
             f"the logits_processor returned {view.nbytes} bytes of format {view.format!r}; it must return {vocab} "
-            "float32, or None for those it was given"
+            "float32, or None to keep the given ones"
         )
     return view.cast("B").cast("f")

@@ -20,15 +20,15 @@ MOST_CHARACTERS = 1024
 
 
 def require_fitting(texts: Iterable[object], config: GenaiConfig) -> None:
-    """Raises PromptError for texts that are too long for the model with any tokens, before they are encoded, which
-    takes seconds for each million characters. Values other than texts are ignored.
+    """Raises PromptError for texts that are too long for the model under any tokenization, before they are encoded,
+    which takes seconds for each million characters. Ignores values that are not texts.
     """
     characters = sum(len(text) for text in texts if isinstance(text, str))
     most = config.context_length * MOST_CHARACTERS
     if characters > most:
         raise PromptError(
-            f"the prompt has {characters} characters, and the model's context_length is {config.context_length}: "
-            f"{most} characters are the most that this number of tokens can have; shorten it"
+            f"the prompt has {characters} characters; the model's context_length of {config.context_length} tokens "
+            f"holds at most {most} characters: shorten it"
         )
 
 
@@ -43,14 +43,14 @@ class Prompt:
 def checked_prompts(
     tokens: Any, batch_size: int, config: GenaiConfig, present: int, max_length: int, pad: int
 ) -> list[Prompt]:
-    """One prompt a sequence, for `batch_size` sequences of `present` tokens.
+    """One prompt for each of `batch_size` sequences of `present` tokens.
 
-    `tokens` is a list of as many rows, an array [batch_size, tokens], or all rows in one list, one after another.
+    `tokens` is a list of `batch_size` rows, an array [batch_size, tokens], or all rows in one list, one after another.
     Rows are equally long: shorter prompts end in padding ids, which the model does not run. A single sequence has no
     padding, and takes its tokens with or without the outer list.
 
-    Raises PromptError for rows of another number or of different lengths, for no tokens or a row of nothing but
-    padding, for what is no id of the vocabulary, and for more than max_length allows.
+    Raises PromptError for rows of another number or of different lengths, for no tokens or a row of only padding, for
+    values that are not ids of the vocabulary, and for more tokens than max_length allows.
     """
     source = tokens.tolist() if hasattr(tokens, "tolist") else tokens
     vocab_size, context_length = config.vocab_size, config.context_length
@@ -76,7 +76,7 @@ def checked_prompts(
         rows = [values[row * length : (row + 1) * length] for row in range(batch_size)]
     if len(rows) != batch_size:
         raise PromptError(
-            f"{len(rows)} rows of tokens were given, batch_size is {batch_size}; give one for each sequence"
+            f"{len(rows)} rows of tokens were given; batch_size is {batch_size}: give one for each sequence"
         )
     lengths = sorted({len(row) for row in rows})
     if len(lengths) > 1:
@@ -91,7 +91,7 @@ def checked_prompts(
 def _parted(ids: list[int], pad: int) -> Prompt:
     end = next((place + 1 for place in reversed(range(len(ids))) if ids[place] != pad), 0)
     if not end:
-        raise PromptError(f"a row has nothing but padding ({pad}); each row needs a token")
+        raise PromptError(f"a row has only padding ({pad}); each row needs a token")
     return Prompt(ids[:end], tuple(ids[end:]))
 
 
@@ -100,7 +100,7 @@ def checked_tokens(
 ) -> list[int]:
     """Ids to add to a sequence of `present` tokens.
 
-    Raises PromptError for no tokens, what is no id of the vocabulary, or more than max_length allows.
+    Raises PromptError for no tokens, values that are not ids of the vocabulary, or more tokens than max_length allows.
     """
     ids: list[int] = []
     for place, token in enumerate(tokens):
@@ -121,9 +121,9 @@ def checked_tokens(
 def _too_many(
     tokens: Iterable[Any], batch_size: int, present: int, max_length: int, context_length: int
 ) -> PromptError:
-    """The error for a prompt that is too long, found without a pass over all tokens, whose number is unlimited."""
+    """The error for a prompt that is too long, made without counting all tokens: their number is unlimited."""
     total = present + len(tokens) // batch_size if isinstance(tokens, Sized) else f"more than {max_length}"
-    found = f"the sequence would have {total} tokens, max_length is {max_length}"
+    found = f"the sequence would have {total} tokens; max_length is {max_length}"
     if max_length < context_length:
         return PromptError(f"{found}; shorten the prompt or raise max_length")
-    return PromptError(f"{found}, as many as the model takes; shorten the prompt")
+    return PromptError(f"{found}, the model's context length; shorten the prompt")

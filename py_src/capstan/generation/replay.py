@@ -18,8 +18,9 @@ __all__ = ["Replay"]
 
 @dataclass(frozen=True)
 class Replay:
-    """Runs sequences of up to `max_length` tokens over a KV cache of their own, which is given back afterwards. Raises
-    OutOfMemoryError where there is no memory for it."""
+    """Runs sequences of up to `max_length` tokens over a separate KV cache, which is released afterwards. Raises
+    OutOfMemoryError if there is no memory for it.
+    """
 
     model: Model
     max_length: int
@@ -27,7 +28,9 @@ class Replay:
     """Gives a row the sound or the pictures of the sequence."""
 
     async def logits(self, tokens: Sequence[int], first: int) -> array[float]:
-        """The logits at each position from `first` on, float32 [positions, vocab]: a run of the model for each."""
+        """The logits at each position from `first` on, float32 [positions, vocab], with one run of the model for
+        each.
+        """
         found = array("f")
         decoder = await self._decoder()
         try:

@@ -1,4 +1,4 @@
-"""One sequence of a generator: its tokens, those that the model has seen, and the picks that were not read."""
+"""One sequence of a generator: its tokens, the part that the model has seen, and the picks that were not read."""
 
 from __future__ import annotations
 
@@ -16,47 +16,49 @@ __all__ = ["Row"]
 
 @dataclass
 class Row:
-    """A row of a batch, or the only one. `tokens` are those that the model is run on; the shown sequence may also have
-    padding: after a prompt that is shorter than others, and after the end of the row.
+    """A row of a batch, or the only row. `tokens` are those on which the model runs; the sequence that callers see may
+    also have padding: after a prompt that is shorter than others, and after the end of the row.
     """
 
     tokens: list[int] = field(default_factory=list)
     contents: tuple[Content, ...] = ()
     """The ranges of `tokens` that stand for other content, such as a picture."""
     valid: int = 0
-    """Tokens at the start whose KV cache entries are known to be right."""
+    """The number of first tokens whose KV cache entries are known to be right."""
     ready: deque[int] = field(default_factory=deque)
     """Tokens that were picked and not read."""
     forced: int = 0
-    """How many of the last of them a grammar forced, so that no model step picked them."""
+    """The number of last tokens in `picked` that a grammar forced, without a model step."""
     ahead: int = 0
-    """Picks that are under way."""
+    """The number of picks under way."""
     changes: int = 0
-    """How often the picks that were not read became void: ids of bursts from before a change are ignored."""
+    """The number of times that unread picks became invalid: ids of bursts from before a change are ignored."""
     ended: bool = False
-    """An id that ends sequences was picked, which is the last one at hand, or a stop string; no more is submitted."""
+    """Whether an id that ends sequences was picked (the last unread pick), or a stop string was completed; nothing more
+    is submitted.
+    """
     barren: bool = False
-    """Whether no token could be picked after those at hand."""
+    """Whether no token could be picked after the unread picks."""
     padding: tuple[int, ...] = ()
     """Padding of the prompt."""
     prompt: int = 0
-    """Tokens before it."""
+    """The number of tokens before the padding."""
     appended: list[tuple[int, int]] = field(default_factory=list)
     """The ranges of `tokens` that were appended; the other tokens were picked."""
     runs: list[tuple[int, int]] = field(default_factory=list)
-    """Which of `tokens` were run as prompts, from where to where; a step was run for each of the others."""
+    """The ranges of `tokens` that ran as prompts; each other token ran as a step."""
     end: int | None = None
-    """The id that ended it, once it was read."""
+    """The id that ended the row, once it was read."""
     text: Callable[[Sequence[int]], StoppingStream] | None = None
-    """Makes the stream that looks for stop strings after some tokens; None without any."""
+    """Makes the stream that looks for stop strings after some tokens; None without stop strings."""
     stream: StoppingStream | None = None
     """The text of the tokens picked since the last append."""
     tail: list[int] = field(default_factory=list)
-    """The tokens after the last one while other rows continue: an end-of-sequence id, then padding."""
+    """The tokens after the row's last one while other rows continue: an end-of-sequence id, then padding."""
 
     @property
     def sequence(self) -> list[int]:
-        """All ids, prompt and generated, with the padding."""
+        """All ids, prompt and generated, including padding."""
         return [*self.tokens[: self.prompt], *self.padding, *self.tokens[self.prompt :], *self.tail]
 
     def __len__(self) -> int:
@@ -75,21 +77,23 @@ class Row:
 
     @property
     def over(self) -> bool:
-        """Whether its end-of-sequence id was read."""
+        """Whether the row's end-of-sequence id was read."""
         return self.ended and not self.ready
 
     def room(self, limit: int) -> int:
-        """The tokens that can still be picked up to a length of `limit`, besides those at hand and under way."""
+        """The number of tokens that can still be picked up to a length of `limit`, besides unread picks and picks under
+        way.
+        """
         return limit - len(self) - len(self.ready) - self.ahead
 
     def copy(self) -> Row:
-        """The same sequence, to be continued by itself."""
+        """A copy of the sequence, which continues independently."""
         return replace(
             self, tokens=list(self.tokens), ready=deque(self.ready), tail=list(self.tail), appended=list(self.appended)
         )
 
     def append(self, ids: Sequence[int], padding: Sequence[int] = ()) -> None:
-        """Add tokens, whose last ones may be the padding of the prompt, which is added once."""
+        """Add tokens, and the padding of the prompt, if any, once."""
         self.appended.append((len(self.tokens), len(self.tokens) + len(ids)))
         self.tokens += ids
         self.tell()
@@ -97,19 +101,19 @@ class Row:
             self.prompt, self.padding = len(self.tokens), tuple(padding)
 
     def cut(self, length: int) -> None:
-        """Keep the first `length` tokens; none, or any number of a row without padding."""
+        """Keep the first `length` tokens; a row with padding can only be cut to 0."""
         del self.tokens[length:]
         self.contents = tuple(each for each in self.contents if each.end <= length)
         self._forget_runs(length)
         self.appended = [(start, min(end, length)) for start, end in self.appended if start < length]
         self.tell()
-        # The last kept token is run again: the logits after it are no longer there.
+        # The last kept token runs again, since the logits after it are gone.
         self.unsettle(max(0, length - 1))
         if not length:
             self.prompt, self.padding, self.tail = 0, (), []
 
     def tell(self) -> None:
-        """Begin its text again, with the tokens picked since the last append."""
+        """Decode the text again, from the tokens picked since the last append."""
         if self.text is not None:
             start = self.appended[-1][1] if self.appended else 0
             self.stream = self.text(self.tokens[:start])
@@ -117,7 +121,7 @@ class Row:
                 self.stream.push(token)
 
     def ran(self, end: int, again: bool) -> None:
-        """The model was run on the tokens from `valid` to `end` at once, perhaps as it had been before."""
+        """Note that the model ran on the tokens from `valid` to `end` at once, possibly for a second time."""
         if not again or not any(begin <= self.valid and end <= stop for begin, stop in self.runs):
             self._forget_runs(self.valid)
             self.runs.append((self.valid, end))
@@ -131,7 +135,7 @@ class Row:
         found = next((end for begin, end in self.runs if begin <= start < end), None)
         if found is not None:
             return found
-        # A picked token runs together with the tokens that were appended after it.
+        # A picked token ran together with the tokens that were appended after it.
         fresh = [(begin, end) for begin, end in self.appended if begin - 1 <= start < end]
         later = [begin for begin, _ in self.runs if begin > start]
         return min(fresh[-1][1] if fresh else start + 1, *later, len(self.tokens))
@@ -145,15 +149,15 @@ class Row:
         self.runs = [(begin, min(end, length)) for begin, end in self.runs if begin < length]
 
     def unsettle(self, length: int) -> None:
-        """Cache entries from `length` on have to be computed again."""
+        """Note that cache entries from `length` on have to be computed again."""
         self.valid = min(self.valid, length)
 
     def lost_logits(self) -> None:
-        """The last token has to be run again, for the logits after it."""
+        """Note that the last token has to run again, for the logits after it."""
         self.unsettle(max(0, len(self.tokens) - 1))
 
     def discard_ahead(self) -> None:
-        """Discard the picks that were not read, and those under way."""
+        """Discard the unread picks, and the picks under way."""
         self.ready.clear()
         self.ahead = self.forced = 0
         self.changes += 1
@@ -161,7 +165,7 @@ class Row:
         self.ended = bool(self.tail) or self.stopped
 
     def receive(self, ids: Sequence[int], ends: Set[int]) -> None:
-        """Take in picked ids, up to the first of `ends`."""
+        """Add picked ids, up to the first of `ends`."""
         if not (self.ended or self.barren) and NO_TOKEN not in ids and ends.isdisjoint(ids):
             self.ready.extend(ids)
             return
@@ -175,7 +179,7 @@ class Row:
             self.ended = token in ends
 
     def require_logits(self, which: str = "") -> None:
-        """Raise LogitsError if the next token could not be picked; `which` row it is of several."""
+        """Raise LogitsError if the next token could not be picked; `which` names the row if there are several."""
         if self.barren and not self.ready:
             raise LogitsError(
                 f"the logits {which}after {len(self.tokens)} tokens are all NaN or -inf, or the search options "
@@ -193,12 +197,12 @@ class Row:
             # The model has not seen the token before it.
             self.forced -= 1
         else:
-            # The logits this token was picked from came from the token before it.
+            # The logits that gave this token came from the token before it.
             self.valid = len(self.tokens)
         if self.ended and not ready:
             self.end = token
             # Steps past the end repeated the last token's step, with workgroups for a longer sequence if their counts
-            # come from a table: its cache entry is computed again if the sequence goes on.
+            # come from a table. So its cache entry is computed again if the sequence continues.
             self.unsettle(max(0, self.valid - 1))
         else:
             self.tokens.append(token)

@@ -1,4 +1,4 @@
-"""The decode loop of a generator: its rows advance together, their prompts are run, and a policy picks."""
+"""The decode loop of a generator: it runs the prompts of its rows and advances the rows together; a policy picks."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ __all__ = ["RowLoop"]
 T = TypeVar("T")
 
 RECORDED_FIRST = 65_536
-"""Tokens of a prompt from which on the decode step is recorded before it. With a 1B model on an NVIDIA H100 the first
-recording of a page takes some 3 s, a first prompt of 32,768 tokens 5 s and one of 131,072 tokens 71."""
+"""Prompts of at least this number of tokens have the decode step recorded before them. With a 1B model on an NVIDIA
+H100 the first recording of a page takes some 3 s, a first prompt of 32,768 tokens 5 s and one of 131,072 tokens 71 s.
+"""
 
 
 class RowLoop(DecodeLoop):
-    """Rows of one generator, that advance together, a token each, and the decoder that runs the model on them."""
+    """Rows of one generator, which advance together by a token each, and the decoder that runs the model on them."""
 
     policy: Policy
-    """It sets itself when it is made."""
+    """The policy sets itself here when it is made."""
 
     def __init__(self, model: Model, params: GeneratorParams, pools: Pools | None) -> None:
         super().__init__(model, params)
@@ -50,9 +51,9 @@ class RowLoop(DecodeLoop):
         self.closed = False
         self.adapters = ActiveAdapters()
         self._opening = 0
-        """The model's number of recoveries when the decoder was made."""
+        """The number of the model's recoveries when the decoder was made."""
         self._given: tuple[list[int], memoryview[float]] | None = None
-        """The length of each row, and the logits that the caller gave after them."""
+        """The length of each row, and the logits that the caller set there."""
         self._pools = pools
         self._copies = len(self.rows) // self.options.batch_size
         """Rows of one prompt."""
@@ -61,13 +62,13 @@ class RowLoop(DecodeLoop):
             for row in self.rows:
                 row.text = partial(StoppingStream, decode, self.options.stop_strings)
         self._capture = "off"
-        """How the decoder ran its steps when it was taken."""
+        """The decoder's `capture` when the loop took it."""
         self.late = False
         """Whether max_time is over."""
         self._recoveries = params.options["recoveries"]
         """The remaining recoveries."""
         self._begun: float | None = None
-        """When a token was first asked for since the sequences were last changed from outside."""
+        """The time of the first request for a token since the caller last changed the sequences."""
 
     @property
     def length(self) -> int:
@@ -76,7 +77,7 @@ class RowLoop(DecodeLoop):
 
     @property
     def sequences(self) -> int:
-        """The number of sequences that the caller can read: of beams, those that are returned."""
+        """The number of sequences that the caller can read; with beams, the number that is returned."""
         return self.options.batch_size * self.options.num_return_sequences
 
     @property
@@ -94,14 +95,14 @@ class RowLoop(DecodeLoop):
         self._change()
 
     def sense(self, given: Sequence[Features]) -> None:
-        """Run the next tokens after these sounds, one for each prompt, or with these pictures in the sequence."""
+        """Set the sounds before the next tokens, one for each prompt, or the pictures in the sequence."""
         self.senses.give(given)
         for row in self.rows:
             row.lost_logits()
         self._change()
 
     def rewind(self, length: int) -> None:
-        """Cut every sequence; several rows to nothing."""
+        """Cut every sequence; several rows only to 0."""
         for row in self.rows:
             row.cut(length)
         self.adapters.cut(length)
@@ -121,8 +122,9 @@ class RowLoop(DecodeLoop):
         self.policy.discarded()
 
     def set_adapter(self, adapters: Adapters, name: str) -> None:
-        """Run the tokens that the model has not seen with a LoRA adapter. As in the native package, these include the
-        last token if it was picked, but no token that was appended before."""
+        """Run the tokens that the model has not seen with a LoRA adapter. As in the native package, these tokens
+        include the last one if it was picked, but none that was appended before.
+        """
         before = [len(row.tokens) for row in self.rows]
         if not self.stale and not self.sample_first:
             before = [max(0, length - 1) for length in before]
@@ -142,7 +144,7 @@ class RowLoop(DecodeLoop):
             self._begun = now if self._begun is None else self._begun
 
     def take(self) -> list[int]:
-        """The next token of every row; padding of those that are over."""
+        """The next token of every row; padding for rows that have ended."""
         tokens, timing = self.policy.take(), self.timing
         timing.last_token = now = self.model.host.now()
         timing.first_token = timing.first_token or now
@@ -152,7 +154,7 @@ class RowLoop(DecodeLoop):
         return tokens
 
     async def ready_decoder(self, unrecorded: bool = True) -> RowDecoder:
-        """The decoder, made when it is first needed; its step may be yet to be recorded if it may be `unrecorded`."""
+        """The decoder, made when it is first needed; with `unrecorded` its step may be recorded later."""
         new = self.decoder is None
         if new:
             self._opening = self.model.recoveries
@@ -175,7 +177,7 @@ class RowLoop(DecodeLoop):
         self._pools = None if pools == Pools() else pools
 
     def _use(self, decoder: RowDecoder) -> None:
-        """Go on with this decoder."""
+        """Continue with this decoder."""
         self.decoder = decoder
         if self.model.original_length:
             decoder.rotate(self.long)
@@ -192,7 +194,7 @@ class RowLoop(DecodeLoop):
         try:
             while True:
                 if not await self._prefill_rows(decoder):
-                    # The sequence was changed meanwhile.
+                    # The sequence changed meanwhile.
                     return
                 if not self.adapters.pending:
                     break
@@ -218,9 +220,9 @@ class RowLoop(DecodeLoop):
         self.counts.begin(decoder)
 
     async def ready_for_prompt(self) -> RowDecoder:
-        """The decoder, of which nothing is under way, with the factors of the sequences' length; recorded, where a
-        prompt is so long that a recording after it, which has it computed twice, would take longer than its first
-        token may wait."""
+        """The decoder with no work under way and with the factors for the sequences' length. It is recorded if a prompt
+        is so long that recording after it, which computes the prompt twice, would delay the first token too much.
+        """
         await self.flight.drain()
         self.counts.end(self.decoder)
         decoder = await self.ready_decoder()
@@ -237,16 +239,16 @@ class RowLoop(DecodeLoop):
         return decoder
 
     async def _prefill_rows(self, decoder: RowDecoder) -> bool:
-        """Whether the rows are still the same afterwards."""
+        """Prefill the rows; returns whether their sequences are still the same afterwards."""
         ends: dict[int, int] = {}
         copied: dict[int, int] = {}
-        """Rows of a prompt that is run for another one."""
+        """Rows whose prompt runs in another row."""
         for number, row in enumerate(self.rows):
             first = number - number % self._copies
             if row.over:
                 continue
             if self.options.min_length and row.padding:
-                # Padding counts as in onnxruntime-genai, but the device does not get it.
+                # Padding counts as in onnxruntime-genai, but the device does not receive it.
                 least = max(0, self.options.min_length - len(row.padding))
                 decoder.set_search(self.options.replace(min_length=least), number)
             if number != first and not row.valid and row.tokens == self.rows[first].tokens:
@@ -266,8 +268,9 @@ class RowLoop(DecodeLoop):
         return not self.stale
 
     async def surviving(self, action: Callable[[], Awaitable[T]]) -> T:
-        """The result of `action`. If the device is lost meanwhile, the model is opened on another one, within
-        `recoveries`, and the action repeated: the caches are computed again from the sequences."""
+        """The result of `action`. If the device is lost meanwhile, the model is opened on another one, at most
+        `recoveries` times, and the action is repeated: the caches are computed again from the sequences.
+        """
         while True:
             await self._leave_lost()
             opening = self.model.recoveries
@@ -277,7 +280,7 @@ class RowLoop(DecodeLoop):
                 if self.closed:
                     raise
                 if opening != self.model.recoveries:
-                    # Another generator has opened the model again.
+                    # Another generator has already opened the model again.
                     continue
                 lost = isinstance(error, DeviceLostError)
                 # The caller's objects on the device were lost with it.
@@ -297,7 +300,7 @@ class RowLoop(DecodeLoop):
         for row in self.rows:
             row.unsettle(0)
         self.discard_ahead()
-        # Steps of several rows are of all of them.
+        # A step of several rows advances all of them.
         self._repeats = len(self.rows) == 1
 
     @property
@@ -308,7 +311,7 @@ class RowLoop(DecodeLoop):
         return self.decoder is not None and self.decoder.records_after == 0 and not (self.stale or self.sample_first)
 
     async def record(self) -> None:
-        """Have the decode step recorded. That overwrites the caches, which are computed again."""
+        """Record the decode step. That overwrites the caches, which are computed again."""
         decoder = self.open_decoder()
         await self.flight.drain()
         self.counts.end(decoder)
@@ -347,7 +350,7 @@ class RowLoop(DecodeLoop):
             super().receive(burst, numbers)
 
     async def logits(self) -> memoryview[float]:
-        """The logits the next tokens will be picked from: float32 [vocab], or [rows, vocab] of several rows."""
+        """The logits from which the next tokens will be picked: float32 [vocab], or [rows, vocab] for several rows."""
         await self.policy.settle()
         decoder = self.open_decoder()
         if len(self.rows) == 1:
@@ -358,19 +361,19 @@ class RowLoop(DecodeLoop):
         return memoryview(found).cast("B").cast("f", (len(self.rows), self.model.config.vocab_size))
 
     async def set_logits(self, values: memoryview[float]) -> None:
-        """Replace them: float32 [rows * vocab]."""
+        """Replace these logits: float32 [rows * vocab]."""
         await self.policy.settle()
         kept = memoryview(values.tobytes()).cast("f")
         self._given = [len(row) for row in self.rows], kept
         self._put_given(self.open_decoder())
 
     def _put_given(self, decoder: RowDecoder) -> None:
-        """Have the next tokens picked from the logits that were given for them, if there are any."""
+        """Have the next tokens picked from the caller's logits, if there are any."""
         if self._given is None:
             return
         lengths, values = self._given
         if lengths != [len(row) for row in self.rows]:
-            # They served.
+            # Each given set of logits is used once.
             self._given = None
             return
         vocab = self.model.config.vocab_size
@@ -378,10 +381,10 @@ class RowLoop(DecodeLoop):
             decoder.row(number).set_logits(values[number * vocab : (number + 1) * vocab])
 
     async def end(self) -> None:
-        """Let submitted work finish and give the decoder back."""
+        """Let submitted work finish and return the decoder to the model."""
         await self.flight.drain()
         self.counts.end(self.decoder)
-        # A decoder on a device that was lost went with it.
+        # A decoder on a lost device is gone with the device.
         there = self._opening == self.model.recoveries
         if there and self.decoder is not None and self.run_ahead is not None:
             await self.model.prefixes.leave(self, range(0, len(self.rows), self._copies))
@@ -400,10 +403,12 @@ class RowLoop(DecodeLoop):
             raise PromptError("the sequence is empty; append_tokens first")
 
     def require_more(self) -> None:
-        """Raise unless there is a token to generate."""
+        """Raise OptionError unless there is a token to generate."""
         self.require_tokens()
         if self.finish_reason is not None:
-            raise OptionError(f"generation is done ({self.finish_reason}); append_tokens, rewind_to or a new generator")
+            raise OptionError(
+                f"generation is done ({self.finish_reason}); append_tokens, rewind_to or make a new generator"
+            )
         for number, row in enumerate(self.rows):
             if row.barren and not self.policy.explains_barren:
                 row.require_logits(f"of row {number} " if len(self.rows) > 1 else "")

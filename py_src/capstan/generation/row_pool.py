@@ -1,4 +1,4 @@
-"""Sequences that come and go over one decoder of several rows: each step advances all that are at work."""
+"""Sequences that come and go over one decoder of several rows; each step advances all active sequences."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Member:
     """A sequence of the pool."""
 
     limit: int
-    """The greatest number of tokens."""
+    """The largest number of tokens."""
     row: Row = field(default_factory=Row)
     place: int | None = None
     """Its row of the decoder."""
@@ -43,7 +43,7 @@ class Member:
     """Whether no more of its tokens are needed for now."""
     closed: bool = False
     failed: OutOfMemoryError | None = None
-    """Whether there was no memory for its row."""
+    """Whether there was no memory for the sequence's row."""
 
     @property
     def going(self) -> bool:
@@ -51,18 +51,19 @@ class Member:
         return not (self.parked or self.row.ended or self.row.barren) and self.row.room(self.limit) > 0
 
     def void(self) -> None:
-        """Discard the tokens that were computed past its end, and the logits."""
+        """Discard the tokens that were computed past the sequence's end, and the logits."""
         self.row.discard_ahead()
         self.stale, self.failed = True, None
 
 
 class RowPool(DecodeLoop):
     """Sequences of a model that pick by the same options, each up to `max_length` tokens. They join and leave at any
-    time: one that joins has its prompt run while no step is under way, and is a row of the steps from then on. A
-    released row is free for the next sequence; rows are added by moving to a decoder of twice as many, caches and all.
+    time: the prompt of a new sequence runs while no step is under way, and the sequence is a row of all later steps. A
+    released row is free for the next sequence; to add rows, all sequences move to a decoder of twice the rows, with
+    their caches.
 
-    Each sequence gets what it would get alone. Options are of one sequence without beams, processors, stop strings or
-    `max_time`; sampled tokens are drawn without a caller's seed, and the seed changes when a sequence joins.
+    Each sequence gets the tokens that it would get alone. Options are for one sequence without beams, processors, stop
+    strings or `max_time`; sampled tokens are drawn without a caller's seed, and the seed changes when a sequence joins.
     """
 
     def __init__(self, model: Model, params: GeneratorParams) -> None:
@@ -72,8 +73,9 @@ class RowPool(DecodeLoop):
         """Serialises access: concurrent users would overwrite the decoder's buffers."""
 
     def join(self, limit: int | None = None) -> PooledSequence:
-        """A sequence without tokens, of `limit` at most if that is given. It takes a row when its first token is
-        requested."""
+        """A new, empty sequence, of at most `limit` tokens if that is given. It takes a row when its first token is
+        requested.
+        """
         member = Member(self.max_length if limit is None else min(limit, self.max_length))
         self._members.append(member)
         return PooledSequence(self, self.model, member)
@@ -87,7 +89,7 @@ class RowPool(DecodeLoop):
                 await self._advance()
 
     async def leave(self, member: Member) -> None:
-        """Free the sequence's row; with the last one the decoder is given back."""
+        """Free the sequence's row; the decoder is released with the last sequence."""
         async with self._turn:
             if member.closed:
                 return
@@ -106,15 +108,15 @@ class RowPool(DecodeLoop):
     def _require_more(self, member: Member) -> None:
         row = member.row
         if member.closed:
-            raise ClosedError("this sequence was closed; make another one")
+            raise ClosedError("this sequence was closed; make a new one")
         if not len(row):
             raise PromptError("the sequence is empty; append_tokens first")
         reason = self.finish_reason(member)
         if reason is not None:
-            raise OptionError(f"generation is done ({reason}); append_tokens, rewind_to or another sequence")
+            raise OptionError(f"generation is done ({reason}); append_tokens, rewind_to or make a new sequence")
         row.require_logits()
         if member.failed is not None:
-            # It is tried again when a token is requested again.
+            # The next request for a token tries again.
             failed, member.failed, member.parked = member.failed, None, True
             raise failed
 
@@ -141,7 +143,7 @@ class RowPool(DecodeLoop):
             await self.read()
 
     async def _take_in(self, decoder: RowDecoder) -> None:
-        """Compute the logits for the next pick of every active sequence: by a step, or by its prompt if that is new."""
+        """Compute the logits for the next pick of every active sequence: by a step, or by running its new prompt."""
         with self.losing():
             if not self.options.greedy:
                 self._draw_anew(decoder)
@@ -152,7 +154,7 @@ class RowPool(DecodeLoop):
         self.run_ahead.pause()
 
     async def _prefill(self, decoder: RowDecoder) -> None:
-        """Run the model on the new tokens of all sequences; one that was changed meanwhile stays stale."""
+        """Run the model on the new tokens of all sequences; a sequence that changed meanwhile stays stale."""
         waiting = {member.place: member for member in self._at_work() if member.stale and member.place is not None}
         changes = {place: member.row.changes for place, member in waiting.items()}
         ends = {place: len(member.row.tokens) for place, member in waiting.items()}
@@ -165,8 +167,9 @@ class RowPool(DecodeLoop):
         return [member for member in self._members if member.going and member.place is not None]
 
     def _draw_anew(self, decoder: RowDecoder) -> None:
-        """Draw by another seed: a row's draws depend on the seed, its length and its number, and another sequence may
-        have had those."""
+        """Draw with another seed: a row's draws depend on the seed, its length and its number, and an earlier sequence
+        may have had the same length and number.
+        """
         self.options = self.options.replace(random_seed=-1)
         for place in range(decoder.rows):
             decoder.set_search(self.options, place)
@@ -176,7 +179,7 @@ class RowPool(DecodeLoop):
                 decoder.row(member.place).follow(sequence, member.row.unpicked)
 
     async def _seat(self) -> None:
-        """Give each sequence with tokens a row, by another decoder if this one has too few or far too many."""
+        """Give each sequence with tokens a row, in another decoder if this one has too few rows or far too many."""
         wanted = [member for member in self._members if len(member.row) and (member.place is not None or member.going)]
         rows = 1 << max(0, len(wanted) - 1).bit_length()
         if self.decoder is None or self.decoder.rows < len(wanted) or self.decoder.rows >= SPARE * rows:
@@ -213,8 +216,8 @@ class RowPool(DecodeLoop):
             caches = old.row(member.place).caches()
             member.row.lost_logits()
             member.void()
-            # There are none if the model has states, which are those of one position: `reachable` has the tokens run
-            # again.
+            # A model with states has no cache rows, since states belong to one position: `reachable` makes its tokens
+            # run again.
             if caches is not None:
                 new.row(place).adopt(caches, member.row.valid)
             member.place = place
@@ -240,16 +243,16 @@ class PooledSequence:
         self._last: list[int] = []
 
         def free() -> Coroutine[Any, Any, None] | None:
-            # No caller waits for it: the one that moves the pool holds its lock, and would wait for this.
+            # Called without a wait: the caller that moves the pool holds its lock, and would wait for this call.
             return None if member.closed else pool.leave(member)
 
         when_dropped(self, model.host, free)
 
     def append_tokens(self, tokens: Iterable[Any]) -> None:
-        """Add tokens. Raises PromptError as Generator.append_tokens."""
+        """Add tokens. Raises the PromptError of Generator.append_tokens."""
         member, row = self._member, self._member.row
         if member.closed:
-            raise ClosedError("this sequence was closed; make another one")
+            raise ClosedError("this sequence was closed; make a new one")
         pad = self._pool.options.pad_token_id
         prompts = checked_prompts(tokens, 1, self._model.config, len(row), member.limit, pad)
         row.append(prompts[0].ids)
@@ -265,7 +268,7 @@ class PooledSequence:
         self._member.void()
 
     def park(self) -> None:
-        """Stop picking until tokens are appended; tokens computed ahead are void."""
+        """Stop picking until tokens are appended; tokens computed ahead are discarded."""
         self._member.void()
         self._member.parked = True
 
@@ -313,8 +316,10 @@ class PooledSequence:
 
 
 def poolable(model: Model, params: GeneratorParams) -> bool:
-    """Whether a sequence of these options may be one of a pool: the same tokens come, or tokens sampled by no seed of
-    the caller's. The rows of a pool have one kind of rotary factors; those of a long rope change with the length."""
+    """Whether a sequence with these options may join a pool: it must get the same tokens there, or sampled tokens
+    without a caller's seed. The rows of a pool share one kind of rotary factors; those of a long rope change with the
+    length.
+    """
     search = params.search
     alone = (
         search.stop_strings
@@ -330,6 +335,6 @@ def poolable(model: Model, params: GeneratorParams) -> bool:
         why = (
             f"a max_length of {longest} is past the original length of {original}, where the factors change (long rope)"
         )
-        fall_back("steps that requests share", why, "this request has steps of its own; lower its max_length")
+        fall_back("steps that requests share", why, "this request runs in separate steps; lower its max_length")
         return False
     return True

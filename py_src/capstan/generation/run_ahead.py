@@ -1,4 +1,4 @@
-"""How many decode steps go into one submit."""
+"""Chooses the number of decode steps in one submit."""
 
 from __future__ import annotations
 
@@ -7,34 +7,36 @@ from ..device.row_interface import Burst
 __all__ = ["BURST_MS", "RunAhead"]
 
 BURST_MS = 6.0
-"""A burst is made about this long: with a step in flight one synchronization costs 4 to 6 ms (docs/design_token.md), so
-the three or four bursts under way hide it, and a reader still sees a token's text within that time."""
+"""The intended time of a burst. With a step in flight one synchronization costs 4 to 6 ms (docs/design_token.md), which
+the three or four bursts under way hide; and a reader still sees a token's text within that time.
+"""
 
 RESTART = 3
 """Most steps of the burst after a pause: the GPU waits while it is encoded."""
 
 GROWTH = 1.5
-"""Most times by which a burst is longer than the one submitted before it. Taking a step of many small kernels in costs
-the browser's GPU process more than half of the time that the GPU works at it: the GPU waits for a burst that grew more.
+"""The most by which a burst may be longer than the burst before it, as a factor. The browser's GPU process takes more
+than half of the GPU's time to accept a step of many small kernels; so the GPU would wait for a burst that grew more.
 
 Measured on an NVIDIA H200 with SmolLM2-135M (0.58 ms of GPU time a step): after a prompt 16 tokens came at 1.33 ms each
-with a growth of 4, and at 0.84 to 0.90 with these."""
+with a growth of 4, and at 0.84 to 0.90 with these numbers.
+"""
 
 LEAP = 4
-"""Most times by which one measurement lengthens bursts."""
+"""The largest factor by which one measurement lengthens bursts."""
 
 LARGEST = 16
-"""Most steps an adaptive burst takes: what is submitted past a stop is wasted."""
+"""Most steps of an adaptive burst: steps past a stop are wasted."""
 
 
 class RunAhead:
     """Chooses the picks of each burst; `fixed` (>= 1) switches the adaptation off, `first` is its initial number.
 
     After a pause the first pick is a burst of its own, which does not call `next`. Then come a burst of at most RESTART
-    picks, one of at most GROWTH times as many, and so on up to the adapted number.
+    picks, one of at most GROWTH times that number, and so on up to the adapted number.
 
-    The time of a step is measured from one burst's readability to the next, which is the GPU's pace while bursts
-    follow each other without a gap. An adapted burst is made `burst_ms` long.
+    The time of a step is measured between the times when two bursts became readable, which is the GPU's pace while
+    bursts follow each other without a gap. An adapted burst takes about `burst_ms`.
     """
 
     def __init__(self, fixed: int | None, largest: int, first: int = 1, burst_ms: float = BURST_MS) -> None:
@@ -45,10 +47,10 @@ class RunAhead:
         self._steps = min(first, self._largest)
         self._last_readable: float | None = None
         self._most = RESTART
-        """Most picks of the burst that is submitted next, by what was submitted since the pause."""
+        """Most picks of the next burst, given the bursts submitted since the pause."""
 
     def next(self) -> int:
-        """Picks for the burst that is submitted next."""
+        """The number of picks in the next burst."""
         if self._fixed is not None:
             return min(self._fixed, self._limit)
         picks = min(self._steps, self._most)
@@ -56,8 +58,9 @@ class RunAhead:
         return picks
 
     def behind_first(self, most: int) -> int:
-        """Picks for a burst right after the first one of a sequence, where the device takes `most`; 0 where
-        the pace of the device is not known."""
+        """The number of picks in a burst right after the first one of a sequence, for a device that takes `most`; 0 if
+        the device's pace is unknown.
+        """
         if self._fixed is not None:
             return self.next() if self._fixed <= most else 0
         if not most or self._steps == 1:
@@ -74,19 +77,20 @@ class RunAhead:
         """Learn from a burst that was read."""
         last, self._last_readable = self._last_readable, burst.readable
         if last is None or burst.submitted > last:
-            # The queue ran empty before this burst: the interval holds a gap of the reader's, not the GPU's pace.
+            # The queue ran empty before this burst: the interval includes a gap caused by the reader, not the GPU's
+            # pace.
             return
         step = max(1e-3, (burst.readable - last) / burst.picks)
         wanted = max(1, round(self._burst_ms / step))
-        # At most LEAP times as many, so that one odd measurement does not make a long burst.
+        # At most LEAP times the present number, so that one odd measurement does not make a long burst.
         self._steps = min(wanted, LEAP * self._steps, self._largest)
 
     def passed(self, burst: Burst) -> None:
-        """Note that a burst of other steps was read: the time of the next one counts from there."""
+        """Note that a burst of other steps was read: the time of the next burst counts from now."""
         self._last_readable = burst.readable
 
     def pause(self) -> None:
-        """The next interval is not a step's time: a prefill or a rewind comes between."""
+        """Note that the next interval is not a step's time, since a prefill or a rewind comes between."""
         self._last_readable = None
         self._most = RESTART
 

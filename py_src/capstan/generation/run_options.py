@@ -1,11 +1,11 @@
-"""The table of a run's options that are no search options: each is one row here, and is read where it does something.
+"""The table of a run's options other than search options: one row for each.
 
-The rows are of the form of capstan.loading.load_options, and as much comes from them. A class says who takes its rows:
-GeneratorOptions all, PickOptions and TemplateOptions the JavaScript API and requests, the other classes requests alone.
-Rows with a `help` are options of the command line.
+The rows have the form of capstan.loading.load_options, and generate the same things. Every caller accepts
+GeneratorOptions; the JavaScript API and requests accept PickOptions and TemplateOptions; only requests accept the other
+classes. Rows with a `help` are options of the command line.
 """
 
-# Annotations are values here, not text: `rows` and `read_request` look at them.
+# Annotations are values here, not text: `rows` and `read_request` read them.
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from ..loading.load_options import Row
@@ -38,7 +38,7 @@ class Guidance(TypedDict):
 
 
 class Speculation(TypedDict):
-    """How drafts are found; see capstan.Speculation."""
+    """The options of drafting; see capstan.Speculation."""
 
     ngram_size: NotRequired[int]
     max_draft_tokens: NotRequired[int]
@@ -52,8 +52,9 @@ class GeneratorOptions(TypedDict, total=False):
     ]
     """Decode steps in one submit; by default adapted to the measured round trip."""
     recoveries: Annotated[int, Row(default=3, least=0)]
-    """How often a run may have its GPU device lost and go on, on another one; with 0 the first loss ends it. A browser
-    that loses more than 3 during one generation will lose the next one, too."""
+    """The number of times that a run may lose its GPU device and continue on another one; with 0 the first loss ends
+    it. A browser that loses more than 3 during one generation will lose the next one, too.
+    """
 
 
 class AdaptedOptions(GeneratorOptions, total=False):
@@ -64,20 +65,22 @@ class AdaptedOptions(GeneratorOptions, total=False):
 
 
 class PickOptions(TypedDict, total=False):
-    """The options that say how tokens are picked, besides the search options."""
+    """The options of picking tokens, besides the search options."""
 
     logits_processor: str | None
-    """The name of a function that edits logits before each pick, which a script defined by `@capstan.logits_processor`
-    or `@capstan.shortlist_processor`; docs/logits_processors.md says what it gets and may return. In JavaScript
-    `llm.python` runs such a script; pages that share a worker cannot, and this option is refused there."""
+    """The name of a function that edits logits before each pick; a script defines it with `@capstan.logits_processor`
+    or `@capstan.shortlist_processor`, and docs/logits_processors.md lists its arguments and results. In JavaScript
+    `llm.python` runs such a script; pages that share a worker cannot, and this option is refused there.
+    """
 
 
 class SequenceOptions(PickOptions, total=False):
     """The options of a sequence of tokens."""
 
     search: dict[str, Any] | None
-    """Search options by the names of capstan.SearchOptions, which are onnxruntime-genai's where it has them; only those
-    given."""
+    """Search options by the names of capstan.SearchOptions, which are onnxruntime-genai's where it has them; only the
+    given ones.
+    """
     guidance: Guidance | None
     """The grammar that the output has to fit, as GeneratorParams.set_guidance takes it; by default none."""
     speculation: Speculation | None
@@ -89,13 +92,14 @@ class AnswerOptions(TypedDict, total=False):
 
     max_new_tokens: Annotated[
         int | None,
-        Row(least=1, help="stop after N new tokens (default: 256, in a chat as many as there is room for)"),
+        Row(least=1, help="stop after N new tokens (default: 256; in a chat, until the conversation is full)"),
     ]
     log_probabilities: int | None
-    """Tell with each token its log probability and those of so many that could have come, as `log_probability` of
-    `text` events; by default none."""
+    """Report with each token its log probability and those of this number of alternatives, as `log_probability` of
+    `text` events; by default none.
+    """
     timeline: bool | None
-    """Tell in the result when each burst of tokens came, as `bursts`: BurstTimes[]."""
+    """Report in the result the times of each burst of tokens, as `bursts`: BurstTimes[]."""
 
 
 class TalkOptions(TypedDict, total=False):
@@ -110,7 +114,9 @@ class TalkOptions(TypedDict, total=False):
     ]
     """Tokens of the whole conversation; by default 4096, or the model's context if that is shorter."""
     session: str | None
-    """The computed caches are kept for each session until EndSessionRequest; by default for requests without one."""
+    """The session whose computed caches the request uses; they are kept until EndSessionRequest. Requests without a
+    session share one.
+    """
 
 
 class TemplateOptions(TypedDict, total=False):
@@ -122,15 +128,15 @@ class TemplateOptions(TypedDict, total=False):
     thinking: bool | None
     """Whether the model reasons before it answers, if its chat template knows that (Qwen3, SmolLM3, Granite)."""
     chat_template_kwargs: dict[str, Any] | None
-    """Other variables of the chat template by their names, such as reasoning_effort. One that it does not have is
-    refused."""
+    """Other variables of the chat template by their names, such as reasoning_effort. Variables that the template does
+    not have are refused.
+    """
 
 
 class CallOptions(TypedDict, total=False):
     """The options of the calls that an answer makes."""
 
     called: list[str] | None
-    """The names of tools one of which the answer has to call, in place of a grammar; by default it is the model's
-    choice."""
+    """The names of tools of which the answer must call one, in place of a grammar; by default the model chooses."""
     most_calls: int | None
-    """Calls after so many stay in the answer's text; by default there is no limit."""
+    """The number of calls after which further calls stay in the answer's text; by default there is no limit."""

@@ -45,12 +45,13 @@ class Pair:
 
 
 def pair_of(model: Model, tokenizer: Tokenizer, name: str, given: Mapping[str, Any]) -> Pair:
-    """The tokens of a sequence. A text and its context are tokenized as one; spaces at the context's end are the text's
-    then, to which tokenizers join them. Raises OptionError, PromptError, which name it."""
+    """The tokens of a sequence. A text and its context are tokenized as one; spaces at the context's end then belong to
+    the text, because tokenizers join them to it. Raises OptionError, PromptError, which name the pair.
+    """
     ids, text = given.get("token_ids"), given.get("text")
     context_ids, context = given.get("context_ids"), given.get("context")
     if (ids is None) == (text is None):
-        raise OptionError(f"{name} has {'neither' if ids is None else 'both'} text and token_ids; give one of them")
+        raise OptionError(f"{name} has {'neither' if ids is None else 'both'} of text and token_ids; give one of them")
     if ids is not None:
         if context is not None or not context_ids:
             raise OptionError(f"{name} has token_ids: give the tokens before them as context_ids, one or more")

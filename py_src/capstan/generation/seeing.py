@@ -1,4 +1,4 @@
-"""The pictures in the prompt of a generator's sequences, in a model with a vision graph."""
+"""The pictures in the prompt of a generator's sequences, for models with a vision graph."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ __all__ = ["Seeing"]
 
 class Seeing:
     """The pictures, and the decoder that has their features. Placeholders of prompts stand for the rows of features in
-    their order; a placeholder that the model picks is a token like others."""
+    order; a placeholder that the model picks is an ordinary token.
+    """
 
     def __init__(self) -> None:
         self.pictures: tuple[Features, ...] = ()
@@ -31,18 +32,19 @@ class Seeing:
         self._contents: tuple[Content, ...] = ()
 
     def give(self, pictures: Sequence[Features]) -> None:
-        """Have these be the pictures of the sequence."""
+        """Set the pictures of the sequence."""
         self.pictures, self._told = tuple(pictures), None
 
     def require(self, model: Model, decoder: RowDecoder | None) -> None:
-        """A prompt may have no picture."""
+        """Raises nothing: a prompt may have no picture."""
 
     async def encode(
         self, model: Model, decoder: RowDecoder, rows: Sequence[Row], copies: int, require_open: Callable[[], None]
     ) -> None:
-        """Run the vision graph on each picture, once for a decoder. All rows have the same prompt, if there are
-        pictures; `require_open` raises if the generator was closed meanwhile. Raises PictureError if the pictures do
-        not fit the prompt."""
+        """Run the vision graph on each picture, once for a decoder. With pictures all rows have the same prompt;
+        `require_open` raises if the generator was closed meanwhile. Raises PictureError if the pictures do not fit the
+        prompt.
+        """
         encoder = model.picture_encoder
         if encoder is None:
             return
@@ -56,22 +58,24 @@ class Seeing:
             self._contents = await self._tell(model, listeners, places, require_open)
             self._told = decoder, places
         for row in rows:
-            # Rows that were computed with another picture are computed again.
+            # Cache rows that were computed with another picture are computed again.
             for each in {*row.contents} ^ {*self._contents}:
                 row.unsettle(each.start)
             row.contents = self._contents
 
     async def tell(self, model: Model, prompt: int, listener: DecoderRow) -> None:
-        """Give the features to a row of another decoder, which is to run the same tokens."""
+        """Give the features to a row of another decoder that will run the same tokens."""
         if self.pictures and self._told is not None:
             await self._tell(model, [listener], self._told[1], lambda: None)
 
     async def _tell(
         self, model: Model, listeners: Sequence[DecoderRow], places: Sequence[int], require_open: Callable[[], None]
     ) -> tuple[Content, ...]:
-        """Give rows the features at these places, or none. Returns the pictures' ranges of tokens."""
+        """Place the features at these positions of the rows; without features there are none. Returns the pictures'
+        ranges of tokens.
+        """
         encoder = model.picture_encoder
-        assert encoder is not None, "it is there where pictures are"
+        assert encoder is not None, "a model with pictures has an encoder"
         seers = [listener for listener in listeners if isinstance(listener, SeeingRow)]
         assert len(seers) == len(listeners), "every device that has vision graphs has such rows"
         if not self.pictures:

@@ -11,19 +11,21 @@ __all__ = ["NgramIndex", "SpeculationStats", "Worth"]
 
 
 class NgramIndex:
-    """The latest place of each token run in a growing sequence."""
+    """The latest position of each n-gram in a growing sequence."""
 
     def __init__(self, options: Speculation) -> None:
         self._options = options
         self._tokens: list[int] = []
         self._behind: dict[tuple[int, ...], int] = {}
-        """By n-gram, the position after the latest one; not the n-gram at the end, which would find itself."""
+        """By n-gram, the position after its latest occurrence, except for the n-gram at the end, which would find
+        itself.
+        """
 
     def __len__(self) -> int:
         return len(self._tokens)
 
     def follow(self, tokens: Sequence[int]) -> None:
-        """Take over a sequence; only its new tokens take time."""
+        """Index a sequence; only its new tokens take time."""
         known = len(self._tokens)
         if len(tokens) < known or tokens[:known] != self._tokens:
             self._tokens, self._behind, known = [], {}, 0
@@ -31,14 +33,14 @@ class NgramIndex:
             self.push(token)
 
     def push(self, token: int) -> None:
-        """A token was added to the sequence."""
+        """Add a token to the sequence."""
         tokens, size = self._tokens, self._options.ngram_size
         if len(tokens) >= size:
             self._behind[tuple(tokens[-size:])] = len(tokens)
         tokens.append(token)
 
     def drafts(self) -> list[int]:
-        """Drafts of the next tokens; empty if the last tokens occurred nowhere before."""
+        """Drafts of the next tokens; empty if the last tokens did not occur earlier."""
         options, tokens = self._options, self._tokens
         at = self._behind.get(tuple(tokens[-options.ngram_size :]))
         if at is None:
@@ -54,16 +56,16 @@ class SpeculationStats:
     """Statistics of speculation since the generator was made."""
 
     rounds: int = 0
-    """Steps that verified drafts."""
+    """The number of steps that verified drafts."""
     proposed: int = 0
-    """Drafts."""
+    """The number of drafted tokens."""
     evaluated: int = 0
-    """Drafts that were accepted, and the first of each step that was not."""
+    """The number of accepted drafts, plus the first rejected one of each step."""
     accepted: int = 0
     full: int = 0
-    """Steps that accepted all drafts: the token after them was picked too."""
+    """The number of steps that accepted all drafts, and so picked the token after them, too."""
     none: int = 0
-    """Steps that accepted none."""
+    """The number of steps that accepted no draft."""
     emitted: int = 0
     """Tokens that drafted steps gave."""
     misses: int = 0
@@ -72,9 +74,9 @@ class SpeculationStats:
     """Tokens that steps of one token gave."""
     switched_on: int = 0
     switched_off: int = 0
-    """How often drafting stopped because it did not pay."""
+    """The number of times that drafting stopped because it did not pay."""
     drafting_ms: float = 0.0
-    """The host's time to find drafts, a draft model's runs among it."""
+    """The host's time to find drafts, including a draft model's runs."""
     drafted_step_ms: float | None = None
     plain_step_ms: float | None = None
     """Averages in which the last steps weigh most; None before the first step."""
@@ -95,34 +97,34 @@ class SpeculationStats:
 
     @property
     def acceptance(self) -> float:
-        """The share of the evaluated drafts that was accepted."""
+        """The share of evaluated drafts that were accepted."""
         return self.accepted / self.evaluated if self.evaluated else 0.0
 
     @property
     def tokens_per_step(self) -> float:
-        """Tokens that a drafted step gave."""
+        """The mean number of tokens of a drafted step."""
         return self.emitted / self.rounds if self.rounds else 0.0
 
     @property
     def speedup(self) -> float:
-        """The speed-up of drafted steps over steps of one token, by the last times of both; 0 if unknown."""
+        """The speed-up of drafted steps over steps of one token, from the last times of both; 0 if unknown."""
         if not self.drafted_step_ms or self.plain_step_ms is None:
             return 0.0
         return self.tokens_per_step * self.plain_step_ms / self.drafted_step_ms
 
 
 GUESS = 2.0
-"""The assumed time of a drafted step in steps of one token, before one was measured."""
+"""The assumed time of a drafted step, in steps of one token, before the first measurement."""
 BEGIN, LEAVE = 1.1, 1.0
-"""The speed-up from which on steps are drafted, and the one below which they are not."""
+"""The speed-up at which drafting starts, and the one below which it stops."""
 TOKENS, TIMES = 0.25, 0.25
 """The weight of the latest step in the averages of tokens and of times."""
 
 
 class Worth:
-    """Whether drafting pays: the tokens of a drafted step against the time that it takes, in plain steps.
+    """Decides whether drafting pays: the tokens of a drafted step against its time in plain steps.
 
-    While steps are not drafted, the tokens still show how many drafts would have been accepted.
+    While steps are not drafted, the picked tokens still show how many drafts would have been accepted.
     """
 
     def __init__(self, stats: SpeculationStats, always: bool) -> None:
@@ -132,7 +134,7 @@ class Worth:
         self.on = always
 
     def gave(self, tokens: int) -> None:
-        """Take note that a drafted step gave `tokens` tokens, or would have given them."""
+        """Note that a drafted step gave `tokens` tokens, or would have given them."""
         self._tokens += TOKENS * (tokens - self._tokens)
         self._choose()
 

@@ -1,4 +1,4 @@
-"""Picks that draft tokens and verify them in one step, where that is faster."""
+"""Picks that draft tokens and verify them in one step, when that is faster."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ __all__ = ["SpeculationPolicy"]
 
 BURST_MS = 3.0
 """Drafting begins after the bursts under way, so that these are shorter. Measured on an NVIDIA H200 with SmolLM2-135M
-and 7 drafts: a text to repeat comes 1.63 times as fast as without drafts, with bursts of 6 ms 1.40 times."""
+and 7 drafts: a text that repeats its prompt comes 1.63 times as fast as without drafts; with bursts of 6 ms, 1.40
+times.
+"""
 
 
 class SpeculationPolicy(PlainPolicy):
     """One sequence. A drafted step runs the model over the last token and the drafts after it, and picks at each
-    position in turn, as steps of one token would, up to the first pick that is not the draft.
+    position in turn, as steps of one token would, up to the first pick that differs from its draft.
 
     Raises OptionError for several rows.
     """
@@ -36,18 +38,18 @@ class SpeculationPolicy(PlainPolicy):
         self._verifier: DraftedRows | None = None
         """The decoder, if it verifies drafts."""
         self._finds_drafts = False
-        """Whether the decoder finds them by itself."""
+        """Whether the decoder finds drafts by itself."""
         self._worth = Worth(self.stats, options.always)
         self._index = NgramIndex(options)
         self._imagined: list[int] | None = None
-        """Drafts of a step that was not drafted, to see what they would have given."""
+        """Drafts of a step that ran without them, to count how many would have been accepted."""
         self._seen = 0
-        """Tokens of that step so far."""
+        """The tokens of that step so far."""
         self._readable: float | None = None
         self._drafted_bursts: RunAhead | None = None
 
     def run_ahead(self, decoder: RowDecoder) -> RunAhead:
-        # No drafts for now: `prepare` asks a decoder for them only when it is the sequence's first.
+        # The decoder finds no drafts for now: `prepare` requests that only of a sequence's first decoder.
         self._verifier = None
         return RunAhead(self._fixed_run_ahead, decoder.max_burst, decoder.usual_burst, BURST_MS)
 
@@ -61,7 +63,7 @@ class SpeculationPolicy(PlainPolicy):
         if reason is None:
             self._verifier = decoder
         else:
-            fall_back("speculation", reason, "tokens are picked one a step, the same ones")
+            fall_back("speculation", reason, "each step picks one token; the tokens are the same")
         largest = max(1, decoder.max_burst // (1 + self._speculation.max_draft_tokens))
         self._drafted_bursts = RunAhead(self._fixed_run_ahead and min(self._fixed_run_ahead, largest), largest)
 
@@ -83,12 +85,12 @@ class SpeculationPolicy(PlainPolicy):
         await self.loop.read()
 
     def _submit_plain(self) -> bool:
-        """Queue steps of one token, where there are no drafts or no room for them."""
+        """Queue steps of one token, if there are no drafts or no room for them."""
         assert self.loop.run_ahead is not None
         return self.loop.submit(self.loop.run_ahead.next() if self._finds_drafts else 1)
 
     def _submit_drafted(self, decoder: DraftedRows, bursts: RunAhead) -> bool:
-        """Queue a burst of drafted steps; whether there was one."""
+        """Queue a burst of drafted steps; False if there was none to queue."""
         [row] = self.loop.rows
         most = 1 + self._speculation.max_draft_tokens
         room = row.room(self.loop.reach)
@@ -132,7 +134,7 @@ class SpeculationPolicy(PlainPolicy):
         return True
 
     def _time(self, burst: Burst) -> None:
-        """Learn what a step takes."""
+        """Learn the time of a step."""
         last, self._readable = self._readable, burst.readable
         decoder = self.loop.open_decoder()
         if decoder.max_in_flight == 1:
@@ -153,7 +155,7 @@ class SpeculationPolicy(PlainPolicy):
             self._index.push(token)
 
     def _imagine(self, ids: tuple[int, ...]) -> None:
-        """Take the picks of steps of one token, and count what drafts would have given."""
+        """Take the picks of steps of one token, and count the drafts that would have been accepted."""
         self.stats.plain += len(ids)
         for token in ids:
             if self._imagined is None:

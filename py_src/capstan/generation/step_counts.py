@@ -35,11 +35,11 @@ class StepCounts:
         self._start = None
 
     def step(self) -> None:
-        """A decode step was run outside of what is counted."""
+        """Count a decode step that ran outside of the counted work."""
         self._totals["steps"] += 1
 
     def cross(self, times: int) -> None:
-        """JavaScript entered Python with a burst's ids."""
+        """Count an entry of JavaScript into Python with a burst's ids."""
         self._totals["python_crossings"] += times
 
     def totals(self) -> Counters:

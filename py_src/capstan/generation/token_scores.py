@@ -21,7 +21,7 @@ __all__ = ["Score", "begin_of", "score_tokens"]
 
 @dataclass(frozen=True)
 class Score:
-    """A token of a sequence by a softmax of the model's own logits at its place, before search options."""
+    """The score of a token of a sequence: a softmax of the model's own logits at its place, before search options."""
 
     token: int
     log_probability: float
@@ -32,7 +32,7 @@ class Score:
 
     @classmethod
     def of(cls, token: int, scored: ScoredToken) -> Score:
-        """Raises LogitsError where no logit is finite."""
+        """Raises LogitsError if no logit is finite."""
         (top, best), total = scored.found.best[0], scored.found.total
         if top <= -LARGEST:
             raise LogitsError(
@@ -43,14 +43,14 @@ class Score:
 
 
 async def score_tokens(loop: RowLoop, config: GenaiConfig, tokens: Iterable[int]) -> list[Score]:
-    """See Generator.score_async; the caller has the loop's turn."""
+    """See Generator.score_async; the caller must hold the loop's lock."""
     loop.require_open()
     _require_one_sequence(loop)
     start = loop.length
     if not start:
         raise OptionError(
             "score: the sequence is empty, so that the first token has no context; append_tokens a context first, "
-            f"such as [{begin_of(config)}], with which the model's texts begin"
+            f"such as [{begin_of(config)}], the token that begins the model's texts"
         )
     prompts = checked_prompts(tokens, 1, config, start, loop.max_length, loop.options.pad_token_id)
     loop.append(prompts)
@@ -64,16 +64,17 @@ async def score_tokens(loop: RowLoop, config: GenaiConfig, tokens: Iterable[int]
 
 
 async def _scored(loop: RowLoop, start: int) -> list[ScoredToken]:
-    """Score the tokens of the only row from `start` on, which is not 0. The model has seen all but the last one
-    then. OptionError if the sequence is changed meanwhile."""
+    """Score the tokens of the only row from `start` (at least 1) on. Afterwards the model has seen all but the last
+    token. OptionError if the sequence changes meanwhile.
+    """
     [row] = loop.rows
     decoder = await loop.ready_for_prompt()
     loop.stale = False
     try:
-        # The token before them is run with them: its logits may be gone.
+        # The token before them runs with them, since its logits may be gone.
         row.unsettle(start - 1)
         if await loop.run_prompts({0: start - 1}, loop.unchanged):
-            # Another sequence may have had more of the start.
+            # The start may have come from another sequence's caches.
             row.valid = decoder.row(0).reachable(min(row.valid, start - 1))
             if await loop.run_tokens(0, start - 1, loop.unchanged):
                 with span("score tokens", tokens=len(row.tokens) - start):
@@ -88,7 +89,7 @@ async def _scored(loop: RowLoop, start: int) -> list[ScoredToken]:
 
 
 def begin_of(config: GenaiConfig) -> int:
-    """The token before texts without a context: the beginning of a sequence, or the end of one before it."""
+    """The token before texts without a context: the beginning-of-sequence id, or an end-of-sequence id."""
     return config.eos_token_ids[0] if config.bos_token_id is None else config.bos_token_id
 
 
@@ -98,7 +99,7 @@ def _require_one_sequence(loop: RowLoop) -> None:
         raise OptionError(f"score with num_beams {loop.options.num_beams}: leave num_beams at 1")
     if len(loop.rows) > 1:
         raise OptionError(
-            f"score: this generator has {len(loop.rows)} rows; score the sequences of each with one of batch_size 1, "
+            f"score: this generator has {len(loop.rows)} rows; score each sequence with a generator of batch_size 1, "
             "one after another"
         )
     if loop.adapters.layers and loop.adapted != loop.adapters.layers:

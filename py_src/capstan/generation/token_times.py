@@ -1,4 +1,4 @@
-"""The times of a generator's tokens, and the parts of the device, the host and Python in them."""
+"""The times of a generator's tokens, and the shares of the device, the host and Python in them."""
 
 from __future__ import annotations
 
@@ -18,52 +18,56 @@ class BurstTimes:
     """The times of one submit, in milliseconds on the worker's clock."""
 
     encoded: float
-    """When JavaScript began to encode it."""
+    """The time when JavaScript began to encode it."""
     submitted: float
     done: float
-    """When the device had computed it."""
+    """The time when the device had computed it."""
     readable: float
-    """When its ids had been copied and could be read."""
+    """The time when its ids were copied and readable."""
     entered: float
-    """When Python got the ids."""
+    """The time when Python received the ids."""
     picks: int
-    """Decode steps of it."""
+    """The number of its decode steps."""
 
 
 @dataclass
 class Timing:
-    """Milliseconds on the worker's clock; None until it happened."""
+    """Times are milliseconds on the worker's clock; None until the event."""
 
     started: float | None = None
-    """The time at which the first token was requested."""
+    """The time when the first token was requested."""
     first_token: float | None = None
     last_token: float | None = None
     tokens: int = 0
     host_ms: float = 0.0
-    """JavaScript's time to encode and submit the bursts that were read. Without a tape onnxruntime-web's waits for the
-    GPU are in it."""
+    """JavaScript's time to encode and submit the bursts that were read. Without a tape it includes onnxruntime-web's
+    waits for the GPU.
+    """
     python_ms: float = 0.0
-    """Python's time from being given a burst's ids to the wait for the next burst: the decode loop and the caller's
-    code between tokens, without what is in `host_ms`."""
+    """Python's time from receiving a burst's ids to the wait for the next burst: the decode loop and the caller's code
+    between tokens, without `host_ms`.
+    """
     waiting_ms: float = 0.0
     """The device's time for the bursts that were read: from a burst's submit, or from the end of the burst before it,
     until the device had computed it."""
     copying_ms: float = 0.0
-    """The time from there until the ids of each burst could be read."""
+    """The time from the end of each burst until its ids were readable."""
     bursts: list[BurstTimes] | None = None
-    """The times of each burst that was read, if a list is given."""
+    """The times of each burst that was read; kept only if a list is given."""
     _since: float | None = None
-    """The time at which Python received the ids that it is processing."""
+    """The time when Python received the ids that it is processing."""
     _first: float | None = None
-    """The same of the first burst since `pause`."""
+    """The same for the first burst since `pause`."""
     _waiting: float = 0.0
-    """When the wait for the last one began."""
+    """The time when the wait for the last burst began."""
     _done: float = 0.0
-    """When the device had computed the last one."""
+    """The time when the device had computed the last burst."""
 
     @property
     def time_to_first_token(self) -> float | None:
-        """Prefill, the first pick and its readback, in milliseconds; recording a tape is part of it the first time."""
+        """Milliseconds of the prefill, the first pick and its readback; the first time including the recording of a
+        tape.
+        """
         if self.started is None or self.first_token is None:
             return None
         return self.first_token - self.started
@@ -77,7 +81,7 @@ class Timing:
         return 1000.0 * (self.tokens - 1) / elapsed if elapsed > 0 else None
 
     def wait(self, now: float) -> None:
-        """Python begins to wait for a burst."""
+        """Note that Python begins to wait for a burst."""
         if self._since is not None:
             self.python_ms += now - self._since
             note("Python", "between bursts", self._since, now)
@@ -98,7 +102,7 @@ class Timing:
         if self._first is None:
             self._first = self._since
         elif self._first <= burst.submitted <= self._waiting:
-            # It was submitted while Python ran, which that time holds too.
+            # The burst was submitted while Python ran, so Python's time includes this.
             self.python_ms -= burst.host
 
     def pause(self) -> None:

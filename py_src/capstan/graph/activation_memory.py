@@ -1,4 +1,4 @@
-"""How much memory a run of a graph needs besides its inputs and outputs: the activations alive at once."""
+"""The memory that a run of a graph needs besides its inputs and outputs: the activations alive at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .wiring import Wiring, captured_names
 __all__ = ["Activation", "Activations", "activations"]
 
 SHAPES_ONLY = {"Shape", "Size", "Constant"}
-"""Their results stay on the CPU."""
+"""Operators whose results stay on the CPU."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Activation:
 class Activations:
     """The intermediate tensors of a graph, in the order in which they are made.
 
-    `assumed` are those whose shape the file does not tell; each counts as the largest tensor that its node reads.
+    `assumed` are those whose shape the file does not give; each counts as the largest tensor that its node reads.
     """
 
     tensors: tuple[Activation, ...]
@@ -48,14 +48,14 @@ class Activations:
         """The most bytes of intermediate tensors alive at once in a run of `batch_size` rows of `tokens` tokens over a
         cache of `capacity` positions.
 
-        An estimate of what a session allocates, from both sides: kernels have buffers of their own inside (split
-        attention above all) and onnxruntime-web keeps freed buffers in size classes, so a session may take more; nodes
-        that it fuses leave tensors out, so it may take less.
+        An estimate of a session's allocation. A session may take more, since kernels allocate buffers (split attention
+        above all) and onnxruntime-web keeps freed buffers in size classes; it may take less, since fused nodes need
+        fewer tensors.
         """
         return self.peak_of(cache(lambda name: dimension(name, batch_size, tokens, capacity)))
 
     def peak_of(self, size_of: Callable[[str], int]) -> int:
-        """The same of any run, with the size of each free dimension by its name."""
+        """The same for any run, with the size of each free dimension by its name."""
         changes: dict[int, int] = {}
         for tensor in self.tensors:
             size = tensor.bytes(size_of)
@@ -71,7 +71,7 @@ class Activations:
 def dimension(name: str, batch_size: int, tokens: int, capacity: int) -> int:
     """The size of a free dimension in a run, by the names that exporters use; products of names are multiplied.
 
-    A name that says nothing counts as 1.
+    An unknown name counts as 1.
     """
     size = 1
     for part in name.lower().split("*"):
@@ -87,7 +87,7 @@ def dimension(name: str, batch_size: int, tokens: int, capacity: int) -> int:
 
 
 def activations(model: ModelProto) -> Activations:
-    """The tensors that a run makes and drops again: no inputs, outputs, constants, nor shapes."""
+    """The tensors that a run makes and drops again, without inputs, outputs, constants and shapes."""
     graph = model.graph
     wiring = Wiring(graph)
     kept = wiring.inputs | wiring.outputs | set(wiring.constants)
@@ -112,7 +112,7 @@ Known = dict[str, tuple[int, tuple[int | str, ...]] | None]
 
 
 def declared(value: ValueInfoProto) -> tuple[int, tuple[int | str, ...]] | None:
-    """Bits of an element and dimensions; None if the file leaves one of the two out."""
+    """Bits of an element and dimensions; None if the file omits either."""
     kind = value.type.tensor_type
     if kind.elem_type not in DTYPES or not kind.HasField("shape"):
         return None
@@ -123,7 +123,9 @@ def declared(value: ValueInfoProto) -> tuple[int, tuple[int | str, ...]] | None:
 
 
 def like_its_inputs(node: NodeProto, known: Known, wiring: Wiring) -> tuple[int, tuple[int | str, ...]]:
-    """The largest tensor that a node reads, weights and constants aside, at a common size of all free dimensions."""
+    """The largest tensor that a node reads, without weights and constants, if all free dimensions have the same
+    size.
+    """
     read = [item for name in node.input if name not in wiring.constants and (item := known.get(name))]
     changing = [(bits, dims) for bits, dims in read if any(isinstance(size, str) for size in dims)]
     return max(

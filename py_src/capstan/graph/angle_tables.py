@@ -1,7 +1,7 @@
 """Rotary tables that a graph computes from constants (rotary_nodes.py): a device computes them once, and all sessions
 share them.
 
-onnxruntime would compute such a table again for each session, which then has a copy of its own.
+onnxruntime would compute such a table again for each session, and each session would have a copy.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["angle_tables"]
 
 BITS: dict[int, int] = {TensorProto.FLOAT: 32, TensorProto.FLOAT16: 16}
 READ = 4
-"""Bytes of the data file that a table's part names; a part has some, and the table needs none of them."""
+"""Bytes of the data file that a table's part names: a part must have some, although the table needs none."""
 
 
 def angle_tables(model: ModelProto) -> ModelProto:
@@ -45,7 +45,7 @@ def angle_tables(model: ModelProto) -> ModelProto:
 
 
 def table_names(graph: GraphProto) -> list[str]:
-    """The cosines and sines that nodes rotate by, without outputs of the graph."""
+    """The cosines and sines by which nodes rotate, except outputs of the graph."""
     outputs = {value.name for value in graph.output}
     read = [node.input[at : at + 2] for node in graph.node if (at := ROTATED_BY.get(node.op_type)) is not None]
     return [name for name in dict.fromkeys(name for names in read for name in names) if name and name not in outputs]

@@ -30,14 +30,15 @@ ROTATED = 16
 
 
 def still(head_size: int) -> Rotary | None:
-    """Angles of zero, which change nothing: attention of rotated heads is what takes packed q, k and v. None for heads
-    that cannot be rotated."""
+    """Angles of zero, which change nothing: only attention that rotates heads takes packed q, k and v. None for heads
+    that cannot be rotated.
+    """
     return None if head_size % ROTATED else Rotary((0.0,) * (head_size // 2), 1.0)
 
 
 @dataclass(frozen=True)
 class Attention:
-    """One layer: tensors [batch, positions, heads x head size] before rotary embedding, and what becomes of them."""
+    """One layer: tensors [batch, positions, heads x head size] before rotary embedding, and the attention over them."""
 
     query: str
     key: str
@@ -47,9 +48,11 @@ class Attention:
     """None if heads are not rotated."""
     output: str
     kind: int | None = None
-    """The element type that the caches are cast to before they are used; None if they have that already."""
+    """The element type to which the caches are cast before use; None without a cast."""
     three_dimensions: bool = False
-    """Whether query, key and value are known to have them; else what has heads apart is given another shape."""
+    """Whether query, key and value are known to have three dimensions; otherwise tensors with separate heads are
+    reshaped.
+    """
 
 
 def write(
@@ -61,7 +64,7 @@ def write(
     mask: str,
     positions: str,
 ) -> None:
-    """Replace the attention that was read by GroupQueryAttention, in place; nodes without a reader are deleted."""
+    """Replace the recognised attention by GroupQueryAttention, in place; nodes without a reader are deleted."""
     graph = model.graph
     writer = Writer(model)
     declared = next(value.type.tensor_type.elem_type for value in graph.input if value.name == caches[0][0])
@@ -107,15 +110,16 @@ def write(
 
 
 class Writer(NodeWriter):
-    """Writes the nodes that all layers read, and those around one layer."""
+    """Writes the nodes that all layers share, and those around one layer."""
 
     def __init__(self, model: ModelProto) -> None:
         super().__init__(model.graph, "/capstan/plain_attention")
         self._kinds = {node.output[0]: node.op_type for node in model.graph.node if node.output}
 
     def rotary(self, rotary: Rotary, context_length: int, kind: int) -> tuple[str, str]:
-        """Cosines and sines [context length, half the head size]; onnxruntime computes them once, as it makes the
-        session."""
+        """Cosines and sines [context length, half the head size]; onnxruntime computes them once, when it makes the
+        session.
+        """
         cos, sin = (
             add_rows(self, ComputedRows(rotary.frequencies, rotary.scale, sine, context_length, kind))
             for sine in (False, True)
@@ -130,9 +134,9 @@ class Writer(NodeWriter):
 
 
 def tidy(model: ModelProto) -> None:
-    """Sort the nodes that the outputs need topologically; other nodes and unread constants are deleted."""
+    """Sort the nodes that the outputs need topologically; delete other nodes and unread constants."""
     graph = model.graph
-    # An output that is left out and an input that is left out have the same name, which is empty.
+    # Omitted outputs and omitted inputs have the same, empty name.
     producer = {name: place for place, node in enumerate(graph.node) for name in node.output if name}
     pending = [producer[value.name] for value in reversed(graph.output) if value.name in producer]
     done: set[int] = set()

@@ -1,8 +1,8 @@
 """Finds the nodes that onnxruntime-web's graph capture cannot record.
 
 A captured step is a list of GPU commands with fixed sizes, replayed without onnxruntime. A node whose result is
-computed on the CPU from run-time data, or that picks another path from run to run, is frozen at its first value. Shapes
-of the step's own tensors are constant (one token, a mask of max_length) and may be computed on the CPU.
+computed on the CPU from run-time data, or whose path differs from run to run, is frozen at its first value. Shapes of
+the step's own tensors are constant (one token, a mask of max_length) and may be computed on the CPU.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SHAPE_OPS = {"Shape", "Size", "ConstantOfShape"}
 
 @dataclass(frozen=True)
 class Uncapturable:
-    """A node that keeps the decode step from being captured."""
+    """A node that prevents the capture of the decode step."""
 
     node: str
     op_type: str
@@ -57,10 +57,9 @@ class Uncapturable:
 
 
 def uncapturable(model: ModelProto, mask: str = "attention_mask") -> list[Uncapturable]:
-    """The nodes that keep the graph from being captured, in graph order; empty if none is known.
+    """The nodes that prevent the capture of the graph, in graph order; empty if none is known.
 
-    Run it after `total_length_on_gpu`. It knows the causes met in decoders; onnxruntime has the last word at the
-    capture run.
+    Run it after `total_length_on_gpu`. It knows the causes that occur in decoders; the capture run may find others.
     """
     graph = model.graph
     wiring = Wiring(graph)
@@ -68,7 +67,9 @@ def uncapturable(model: ModelProto, mask: str = "attention_mask") -> list[Uncapt
     for node in graph.node:
         name = node.name or "/".join(node.output)
         if node.op_type in CONTROL_FLOW:
-            found.append(Uncapturable(name, node.op_type, "chooses its path from run to run, a captured step cannot"))
+            found.append(
+                Uncapturable(name, node.op_type, "chooses its path from run to run, which a captured step cannot")
+            )
         elif node.op_type in SHAPE_OPS:
             if node.input and node.input[0] == mask and feeds_attention(wiring, node):
                 reason = f"takes the length from the size of {mask}, which is static in a captured step"
@@ -84,37 +85,39 @@ def uncapturable(model: ModelProto, mask: str = "attention_mask") -> list[Uncapt
 class LeftOut:
     """A window or soft cap of one attention that onnxruntime-web silently ignores in a captured run.
 
-    It compares a window with the total length as the host has it. In a captured step that is a number on the GPU, and
-    the attention is over all positions. It has no soft caps at all.
+    It compares a window with the host's total length, which in a captured step is on the GPU, so that attention is over
+    all positions. It has no soft caps at all.
     """
 
     key: str
     """The name of the input that reads its cache of keys."""
     window: int = 0
-    """Positions in sight, the new one included; 0 means all."""
+    """The number of attended positions, including the new one; 0 means all."""
     softcap: float = 0.0
     """0 if scores have no cap."""
     slides: bool = False
-    """Whether its caches hold the positions from the sequence's base on alone."""
+    """Whether its caches hold only the positions from the sequence's base on."""
     layers: int = 1
-    """Attentions over that cache: some may read the one of an earlier layer."""
+    """The number of attentions over that cache; some layers read the cache of an earlier layer."""
 
     def __str__(self) -> str:
         asked = [f"looks back {self.window} positions"] if self.window else []
         asked += [f"has a soft cap of {self.softcap:g}"] if self.softcap else []
         what = " and ".join(asked)
-        return f"attention over {self.key} {what}, which onnxruntime-web leaves out of a captured run"
+        return f"attention over {self.key} {what}, which onnxruntime-web ignores in a captured run"
 
     def within(self, capacity: int) -> LeftOut | None:
-        """The same of sequences of up to `capacity` positions, which may not outgrow the window; None if nothing is
-        left out then."""
+        """The same for sequences of up to `capacity` positions, which may all fit the window; None if nothing is
+        ignored then.
+        """
         window = self.window if self.window < capacity else 0
         return replace(self, window=window) if window or self.softcap else None
 
 
 def left_out(model: ModelProto) -> list[LeftOut]:
-    """The attentions that a captured run does not compute as they are, in graph order, one for each cache. Raises
-    UnsupportedModelError where layers see one cache differently."""
+    """The attentions of which a captured run ignores a part, in graph order, one for each cache. Raises
+    UnsupportedModelError if layers attend to one cache differently.
+    """
     found: dict[str, LeftOut] = {}
     written: dict[str, str] = {}
     for node in model.graph.node:
@@ -130,15 +133,16 @@ def left_out(model: ModelProto) -> list[LeftOut]:
         if (first.window, first.softcap) != (window, softcap):
             raise UnsupportedModelError(
                 f"attention {node.name} over {key} looks back {window} positions with a soft cap of {softcap:g}, an "
-                f"earlier one {first.window} with {first.softcap:g}; take another export of the model"
+                f"earlier one {first.window} with {first.softcap:g}: use another export of the model"
             )
         found[key] = replace(first, layers=first.layers + 1)
     return [each for each in found.values() if each.window or each.softcap]
 
 
 def smooth_softmax_as_sinks(model: ModelProto) -> ModelProto:
-    """The same with sinks of 0 in every GroupQueryAttention with smooth_softmax, which has one more score of 0 in each
-    softmax: onnxruntime-web captures sinks alone."""
+    """The same with sinks of 0 in every GroupQueryAttention with smooth_softmax, which adds a score of 0 to each
+    softmax: onnxruntime-web captures only sinks.
+    """
     result = copy_of(model)
     zeros: dict[tuple[int, int], str] = {}
     for node in [node for node in result.graph.node if attribute(node, "smooth_softmax", 0) == 1]:
@@ -149,7 +153,7 @@ def smooth_softmax_as_sinks(model: ModelProto) -> ModelProto:
             node.attribute.remove(item)
         node.input.extend([""] * (HEAD_SINK + 1 - len(node.input)))
         if node.input[HEAD_SINK]:
-            continue  # Sinks of its own take the place of that score.
+            continue  # A node's own sinks replace that score.
         heads = attribute(node, "num_heads", 0)
         if (heads, element) not in zeros:
             name = zeros[heads, element] = fresh_name(result.graph, "no_sinks")
@@ -161,8 +165,9 @@ def smooth_softmax_as_sinks(model: ModelProto) -> ModelProto:
 
 
 def attention_window(model: ModelProto, *, longest: bool = False) -> int:
-    """Positions, the new one included, that the shortest-sighted attention of the graph looks back, or the one with the
-    longest window; 0 if each sees all."""
+    """The shortest or the longest window of the graph's attentions, in positions including the new one; 0 if all attend
+    to all positions.
+    """
     return (max if longest else min)((found.window for found in left_out(model) if found.window), default=0)
 
 

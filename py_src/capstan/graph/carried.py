@@ -37,7 +37,7 @@ HEADS, HEAD_SIZE, DIMENSIONS = 1, 3, 4
 """The indices of a cache's sizes among its dimensions, and the number of dimensions."""
 
 GROWING = ("Concat", "MultiHeadAttention", "Attention")
-"""Operators that append to a cache, and do not write into it."""
+"""Operators that append to a cache instead of writing into it."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class CachePair:
     heads: int
     """Heads of keys and values."""
     head_size: int
-    """Elements of a head of one position; of quantized caches, those that have its bytes."""
+    """Elements of a head of one position; for quantized caches, the elements that take the same bytes."""
 
     def dims(self, rows: int, length: int) -> tuple[int, ...]:
         """The shape of a cache for `rows` sequences of `length` positions."""
@@ -70,7 +70,8 @@ class CachePair:
 @dataclass(frozen=True)
 class StateTensor:
     """A state that each run overwrites as a whole, of one size at every position: that of a convolution, or a recurrent
-    one. Nothing of an earlier position is left in it, so that it is rewound by a snapshot, unlike a cache."""
+    one. It keeps nothing of earlier positions; so, unlike a cache, it can only be rewound to a snapshot.
+    """
 
     layer: int
     kind: str
@@ -79,15 +80,16 @@ class StateTensor:
     present: str
     dtype: str
     sizes: tuple[int, ...]
-    """Without the batch."""
+    """The sizes without the batch."""
 
     def dims(self, rows: int) -> tuple[int, ...]:
         return (rows, *self.sizes)
 
 
 def cache_pairs(decoder: DecoderConfig, graph: GraphProto) -> tuple[CachePair, ...]:
-    """Layer by layer, the key pairs of each part of the heads, then the value pairs; none of layers that have a state
-    and no cache. Sizes are those of the graph, where it leaves them open the configuration's."""
+    """Layer by layer, the key pairs of each part of the heads, then the value pairs; none for layers with a state and
+    no cache. Sizes are those of the graph, or the configuration's if the graph leaves them open.
+    """
     kinds = (
         ("key", decoder.inputs.past_key_names, decoder.outputs.present_key_names),
         ("value", decoder.inputs.past_value_names, decoder.outputs.present_value_names),
@@ -111,7 +113,7 @@ def part_name(name: str, part: int) -> str:
 
 
 def parts_of(past: str, present: str, told: Collection[str]) -> list[tuple[str, str]]:
-    """The names of a cache's parts among those of a graph, of a whole one its own."""
+    """The names of a cache's parts among those of a graph; a whole cache has one part, itself."""
     found: list[tuple[str, str]] = []
     while part_name(past, len(found)) in told:
         found.append((part_name(past, len(found)), part_name(present, len(found))))
@@ -119,13 +121,13 @@ def parts_of(past: str, present: str, told: Collection[str]) -> list[tuple[str, 
 
 
 def cache_sizes(value: ValueInfoProto) -> tuple[int, int]:
-    """Heads and head size of a cache, 0 what the graph leaves open."""
+    """Heads and head size of a cache; 0 if the graph leaves a size open."""
     dims = value.type.tensor_type.shape.dim
     return (dims[HEADS].dim_value, dims[HEAD_SIZE].dim_value) if len(dims) == DIMENSIONS else (0, 0)
 
 
 def attention_layers(decoder: DecoderConfig, graph: GraphProto) -> list[int]:
-    """The layers that must have caches: all but those with a state alone and those that read the caches of others."""
+    """The layers that must have caches: all except those with only a state and those that read other layers' caches."""
     names = {value.name for value in (*graph.input, *graph.output)}
     stateful = {
         name.replace("%d", str(layer)): layer
@@ -155,8 +157,9 @@ def state_kinds(decoder: DecoderConfig) -> tuple[tuple[str, str, str], ...]:
 
 
 def state_tensors(decoder: DecoderConfig, graph: GraphProto) -> tuple[StateTensor, ...]:
-    """The states of the layers that have any. Raises UnsupportedModelError for one that is not read and written, not of
-    floats, or of no fixed size."""
+    """The states of the layers that have any. Raises UnsupportedModelError for a state that is not both read and
+    written, not of floats, or of no fixed size.
+    """
     inputs = {value.name: value for value in graph.input}
     outputs = {value.name: value for value in graph.output}
     found = []
@@ -176,13 +179,13 @@ def state_tensors(decoder: DecoderConfig, graph: GraphProto) -> tuple[StateTenso
             sizes = tuple(size for size in read.dims[1:] if isinstance(size, int))
             if len(sizes) + 1 != len(read.dims) or not sizes:
                 shape = ", ".join(map(str, read.dims))
-                raise UnsupportedModelError(f"state {past} is [{shape}], expected fixed sizes behind the batch")
+                raise UnsupportedModelError(f"state {past} is [{shape}], expected fixed sizes after the batch")
             found.append(StateTensor(layer, kind, past, present, read.dtype, sizes))
     return tuple(found)
 
 
 def caches_in_place(model: ModelProto) -> frozenset[tuple[str, str]]:
-    """The pairs (input, output) that GroupQueryAttention reads and writes in one buffer where both are bound to it."""
+    """The pairs (input, output) that GroupQueryAttention can read and write in one buffer."""
     return frozenset(
         (node.input[past], node.output[present])
         for node in model.graph.node
@@ -193,13 +196,14 @@ def caches_in_place(model: ModelProto) -> frozenset[tuple[str, str]]:
 
 
 def cross_names(patterns: Collection[str], layers: int) -> list[str]:
-    """The names of the tensors that go from an encoder to a decoder, of either."""
+    """The names of the tensors that go from an encoder to a decoder, in either graph."""
     return [pattern.replace("%d", str(layer)) for pattern in patterns for layer in range(layers)]
 
 
 def growing_caches(graph: GraphProto, pairs: tuple[CachePair, ...]) -> str:
-    """The first node that appends to its cache, so that it is longer after each run; empty if all write into a cache of
-    one size. Raises UnsupportedModelError where only some append."""
+    """The first node that appends to its cache, which then grows with each run; empty if all write into a cache of one
+    size. Raises UnsupportedModelError if only some append.
+    """
     wiring = Wiring(graph)
     made = [(pair, wiring.maker(pair.present)) for pair in pairs]
     grown = [(pair, node) for pair, node in made if node is not None and node.op_type in GROWING]
@@ -211,21 +215,23 @@ def growing_caches(graph: GraphProto, pairs: tuple[CachePair, ...]) -> str:
     )
     if len(grown) != len(pairs):
         raise UnsupportedModelError(
-            f"{told}, and other caches have one size; take an export with GroupQueryAttention, as onnxruntime-genai's "
+            f"{told}, and other caches have one size; use an export with GroupQueryAttention, as onnxruntime-genai's "
             "model builder writes it"
         )
     return told
 
 
 def reject_state(graph: GraphProto, decoder: DecoderConfig, presents: Collection[str]) -> None:
-    """Raise for state that is neither a key/value cache nor one of `presents`: nothing would feed it back."""
+    """Raise UnsupportedModelError for state that is neither a key/value cache nor one of `presents`: nothing would feed
+    it back.
+    """
     for value in graph.output:
         if value.name in presents or value.name == decoder.outputs.logits:
             continue
         lowered = value.name.lower()
         if any(word in lowered for word in ("conv", "recurrent", "state", "ssm")) and "hidden_states" not in lowered:
             raise UnsupportedModelError(
-                f"output {value.name} is a state whose input is not known; genai_config.json names them in "
+                f"output {value.name} is a state with an unknown input; genai_config.json names both in "
                 "past_conv_names and present_conv_names, or past_recurrent_names and present_recurrent_names"
             )
         if lowered.startswith("present"):
@@ -236,8 +242,9 @@ def reject_state(graph: GraphProto, decoder: DecoderConfig, presents: Collection
 
 
 def require_caches(found: dict[str, TensorInfo], pairs: tuple[CachePair, ...], decoder: DecoderConfig) -> str:
-    """The caches' element type. Raises UnsupportedModelError where that is not one of floats, where an output has
-    another size than its input, and where no layer has the configuration's sizes, which are those of some."""
+    """The caches' element type. Raises UnsupportedModelError if that is not a float type, if an output differs in size
+    from its input, and if no layer has the configuration's sizes.
+    """
     first = found[pairs[0].past]
     for pair in pairs:
         for name in (pair.past, pair.present):

@@ -55,7 +55,7 @@ class GraphDescription:
     logits_dtype: str
     last_token_only: bool
     mask: str
-    """Empty where the graph has no mask."""
+    """Empty if the graph has no mask."""
     mask_dtype: str
     position_ids: str | None
     needs_f16: bool
@@ -63,30 +63,31 @@ class GraphDescription:
     left_out: tuple[LeftOut, ...]
     """The attention windows and soft caps that a captured run ignores."""
     max_positions: int = 0
-    """Positions of the longest sequence, where that is less than the model's context length; else 0."""
+    """Positions of the longest sequence, if that is less than the model's context length; else 0."""
     growing: str = ""
-    """Why the caches are longer after each run, as [batch, heads, positions so far, head size]; empty if they have one
-    size."""
+    """The reason why the caches, [batch, heads, positions so far, head size], grow with each run; empty if they have
+    one size.
+    """
     states: tuple[StateTensor, ...] = ()
     cache_bits: int = 0
     """Bits of an element of quantized caches, 8 or 4; 0 for caches of `cache_dtype`."""
     fewer_bits: tuple[int, ...] = ()
-    """The smaller `cache_bits` that the model could have on WebGPU, the most first."""
+    """The smaller `cache_bits` that the model could have on WebGPU, the largest first."""
     lora: tuple[LoraSlot, ...] = ()
     """The inputs that each sequence gets for its LoRA adapters."""
     rope: LongRope | None = None
-    """The inputs that each sequence gets for its rotary factors; None if there is one kind of these."""
+    """The inputs that each sequence gets for its rotary factors; None if there is only one kind of factors."""
     sliding: SlidingCaches | None = None
-    """The caches that hold the positions of a window alone; None if all hold every position."""
+    """The caches that hold only the positions of a window; None if all hold every position."""
     whole: str = ""
-    """The reason against caches in parts of some heads each; empty if there is none."""
+    """The reason why caches cannot be split by heads; empty without one."""
     unslid: str = ""
-    """Why caches of attention over a window hold every position; empty if they do not, or if there are none."""
+    """The reason why caches of attention over a window hold every position; empty without one."""
     ids_dtype: str = "int64"
     cross: tuple[TensorInfo, ...] = ()
-    """The inputs that an encoder's outputs go to, in their order, of one size for one sequence."""
+    """The inputs for an encoder's outputs, in order, with fixed sizes for one sequence."""
     others: tuple[TensorInfo, ...] = ()
-    """The run-time inputs besides `inputs`, which device.run_inputs feeds or refuses."""
+    """Further run-time inputs, which device.run_inputs feeds or refuses."""
 
     @property
     def has_position_ids(self) -> bool:
@@ -111,7 +112,7 @@ class GraphDescription:
         )
 
     def head_by_head(self) -> GraphDescription:
-        """The same graph with each head of its caches apart."""
+        """The same graph with each head of its caches as a separate cache."""
         sliding = self.sliding.pasts if self.sliding is not None else ()
         parts = (
             replace(pair, past=part_name(pair.past, part), present=part_name(pair.present, part), heads=1)
@@ -126,18 +127,18 @@ class GraphDescription:
         return self.sliding is not None and self.sliding.slides(capacity, chunk)
 
     def positions(self, pair: CachePair, capacity: int, chunk: int) -> int:
-        """Positions that a cache has room for in a sequence of `capacity` ones, of which a run adds at most `chunk`."""
+        """The capacity of a cache in a sequence of `capacity` positions, to which a run adds at most `chunk`."""
         if self.sliding is None or pair.past not in self.sliding.pasts:
             return capacity
         return self.sliding.room(capacity, chunk)
 
     @property
     def alone(self) -> bool:
-        """Whether several rows are steps one after another, not one step."""
+        """Whether several rows run as steps one after another instead of one step."""
         return bool(self.states)
 
     def context_within(self, context_length: int) -> int:
-        """Positions of the longest sequence, of `context_length` that the configuration says."""
+        """Positions of the longest sequence, at most the configuration's `context_length`."""
         return min(context_length, self.max_positions or context_length)
 
     def left_out_within(self, capacity: int) -> list[LeftOut]:
@@ -157,7 +158,7 @@ class GraphDescription:
             return None
         if any(each.softcap for each in found):
             return str(found[0])
-        return f"{found[0]}, and max_length is {capacity}; ask for at most {min(each.window for each in found)}"
+        return f"{found[0]}, and max_length is {capacity}; use at most {min(each.window for each in found)}"
 
 
 def describe(
@@ -216,7 +217,7 @@ def describe(
     vocabulary = last if isinstance(last, int) else vocab_size
     if vocabulary is None or (vocab_size is not None and vocabulary != vocab_size):
         raise UnsupportedModelError(
-            f"output {logits.name} has {last} columns, genai_config.json model.vocab_size is {vocab_size}"
+            f"output {logits.name} has {last} columns; genai_config.json model.vocab_size is {vocab_size}"
         )
     mask = found.get(names.attention_mask, TensorInfo("", "int64", ()))
     return GraphDescription(
@@ -250,7 +251,7 @@ def describe(
 
 
 def cross_input(found: Mapping[str, TensorInfo], name: str) -> TensorInfo:
-    """An input that has an encoder's output, of one sequence. Raises UnsupportedModelError."""
+    """The input for an encoder's output, for one sequence. Raises UnsupportedModelError."""
     info = found.get(name)
     if info is None:
         raise UnsupportedModelError(
@@ -260,7 +261,7 @@ def cross_input(found: Mapping[str, TensorInfo], name: str) -> TensorInfo:
     if info.dtype not in FLOATS or len(info.dims) != DIMENSIONS or len(sizes) != DIMENSIONS - 1:
         shape = ", ".join(map(str, info.dims))
         raise UnsupportedModelError(
-            f"input {name} is {info.dtype} [{shape}], expected floats of fixed sizes behind the batch"
+            f"input {name} is {info.dtype} [{shape}], expected floats of fixed sizes after the batch"
         )
     return replace(info, dims=(1, *sizes))
 

@@ -1,8 +1,9 @@
-"""The layers of an encoder: norm, attention of every position over all, norm, feed-forward, as exporters write them.
+"""The layers of an encoder as exporters write them: norm, attention of every position over all positions, norm,
+feed-forward.
 
     x -> LayerNormalization -> q, k, v -> Softmax(q k) v -> out -> + x -> LayerNormalization -> up -> GELU -> down -> +
 
-Products are MatMul with weights [k, n] or MatMulNBits, each with its bias. The activation is known by its values.
+Products are MatMul with weights [k, n] or MatMulNBits, each with its bias. The activation is recognised by its values.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class LayerNorm:
 
 @dataclass(frozen=True)
 class LayerProduct:
-    """W x + bias, the weights by name: dense ones [k, n], or with scales integers of `bits` [n, k]."""
+    """W x + bias, with weights by name: dense ones [k, n], or integers of `bits` [n, k] with scales."""
 
     weights: str
     n: int
@@ -81,13 +82,13 @@ class EncoderLayer:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All its weights."""
+        """The names of all weights."""
         norms = (self.before.gamma, self.before.beta, self.between.gamma, self.between.beta)
         return (*norms, *(name for product in self.products for name in product.names))
 
     @property
     def packed(self) -> tuple[str, ...]:
-        """Those in integers."""
+        """The products with integer weights."""
         return tuple(name for product in self.products if product.scales for name in (product.weights, product.zeros))
 
 
@@ -108,7 +109,7 @@ ACTIVATIONS: dict[str, Callable[[float], float]] = {
 POINTS = (-5.0, -2.5, -2.0, -1.0, -0.5, 0.25, 1.0, 2.0, 2.5, 5.0)
 """The points at which an activation's values are compared."""
 ALIKE = 2e-3
-"""How far they may be apart: constants are rounded to float16."""
+"""The allowed difference, since constants are rounded to float16."""
 BINARY: dict[str, Callable[[float, float], float]] = {
     "Add": lambda a, b: a + b,
     "Sub": lambda a, b: a - b,
@@ -130,7 +131,7 @@ HEADS_FIRST = (0, 2, 1, 3)
 
 @dataclass(frozen=True)
 class Path:
-    """The way of a tensor through nodes that move and scale its elements, to the first other node."""
+    """The path of a tensor through nodes that move and scale its elements, to the first other node."""
 
     end: str
     node: NodeProto
@@ -141,7 +142,7 @@ class Path:
 
 
 class LayerReader:
-    """Reads layers off a graph. Its methods raise UnsupportedModelError for what they do not understand."""
+    """Reads layers from a graph. Its methods raise UnsupportedModelError for nodes that they do not recognise."""
 
     def __init__(self, model: ModelProto) -> None:
         self.wiring = Wiring(model.graph)
@@ -160,7 +161,7 @@ class LayerReader:
         found = self.readers(name)
         if len(found) != 1 or (kinds and found[0].op_type not in kinds):
             shown = ", ".join(node.op_type for node in found)
-            raise refused(f"{name} is read by {shown or 'none'}, not by one {' or '.join(kinds) or 'node'}")
+            raise refused(f"{name} is read by {shown or 'none'} instead of one {' or '.join(kinds) or 'node'}")
         return found[0]
 
     def number(self, name: str) -> float | None:
@@ -197,7 +198,7 @@ class LayerReader:
     def norm(self, node: NodeProto) -> LayerNorm:
         epsilon = next((item.f for item in node.attribute if item.name == "epsilon"), 1e-5)
         if attribute(node, "axis", -1) not in (-1, 2) or len(node.input) != 3 or not node.input[2]:
-            raise refused(f"{node.name or node.output[0]} is no LayerNorm of rows with a bias")
+            raise refused(f"{node.name or node.output[0]} is not a LayerNorm of rows with a bias")
         return LayerNorm(node.input[1], node.input[2], epsilon)
 
     def product(self, node: NodeProto) -> tuple[LayerProduct, str]:
@@ -210,7 +211,7 @@ class LayerReader:
             zeros = node.input[3] if len(node.input) > 3 else ""
             found = LayerProduct(node.input[1], n, k, "", node.input[2], zeros, bits, block)
         else:
-            raise refused(f"{node.name or node.output[0]} is no product by a matrix of weights")
+            raise refused(f"{node.name or node.output[0]} is not a product by a matrix of weights")
         made = node.output[0]
         readers = self.readers(made)
         if len(readers) == 1 and readers[0].op_type == "Add":
@@ -225,11 +226,11 @@ class LayerReader:
         enter = norm.input[0]
         products = self.readers(norm.output[0])
         if len(products) != 3:
-            raise refused(f"{norm.output[0]} is read by {len(products)} nodes, not by q, k and v")
+            raise refused(f"{norm.output[0]} is read by {len(products)} nodes instead of q, k and v")
         found = [(product, self.path(made)) for product, made in map(self.product, products)]
         keys = [each for each in found if each[1].perm == (0, 2, 3, 1)]
         if len(keys) != 1:
-            raise refused(f"{norm.output[0]} has no one product whose result is transposed as keys are")
+            raise refused(f"{norm.output[0]} does not have exactly one product whose result is transposed like keys")
         [(k, key)] = keys
         scores = key.node
         queries = [each for each in found if each[1].node is scores and each[1].end == scores.input[0]]
@@ -244,17 +245,17 @@ class LayerReader:
         joined = self.path(weighted.output[0])
         out, attended = self.product(joined.node)
         if joined.end != joined.node.input[0] or joined.perm != HEADS_FIRST or not key.size == query.size == value.size:
-            raise refused(f"{weighted.output[0]}: heads are not joined as they were parted")
+            raise refused(f"{weighted.output[0]}: heads are not joined in the way in which they were split")
         middle = self.sum(attended, enter)
         norms = [node for node in self.readers(middle) if node.op_type == "LayerNormalization"]
         if len(norms) != 1:
-            raise refused(f"{middle} has no one norm")
+            raise refused(f"{middle} does not have exactly one norm")
         up, raised = self.product(self.only(norms[0].output[0], *PRODUCTS))
         activation, last = self.activation(raised)
         down, made = self.product(last)
         scale = query.scale * key.scale * scaled.scale
         if (scaled.perm, value.scale, joined.scale) != ((0, 1, 2, 3), 1.0, 1.0) or not (q.n == k.n == v.n == out.k):
-            raise refused(f"{norm.output[0]}: attention is not of one width, or scales its values")
+            raise refused(f"{norm.output[0]}: attention has several widths, or scales its values")
         parts = (self.norm(norm), q, k, v, query.size, scale, out, self.norm(norms[0]), up, down, activation)
         return EncoderLayer(*parts), self.sum(made, middle)
 
@@ -273,7 +274,9 @@ class LayerReader:
         return found.node
 
     def require_same(self, mask: str) -> None:
-        """Raise for a mask that depends on pixel values; it may depend on sizes, and on the choice of tiles."""
+        """Raise UnsupportedModelError for a mask that depends on pixel values; it may depend on sizes, and on the
+        choice of tiles.
+        """
         waiting, met = [mask], {mask}
         while waiting:
             name = waiting.pop()
@@ -313,7 +316,7 @@ class LayerReader:
         return best, ends[0]
 
     def value(self, name: str, free: str, x: float) -> float:
-        """An element of a tensor where that of `free` is x."""
+        """An element of a tensor if the element of `free` is x."""
         if name == free:
             return x
         constant = self.number(name)
@@ -334,8 +337,9 @@ def refused(why: str) -> UnsupportedModelError:
 
 
 def encoder_layers(model: ModelProto) -> EncoderLayers:
-    """The layers of a graph, all that follow the first one. Raises UnsupportedModelError, with the reason, if it has
-    none."""
+    """The first layer of a graph and all layers after it. Raises UnsupportedModelError, with the reason, if there is
+    none.
+    """
     reader = LayerReader(model)
     norms = {node.input[0]: node for node in model.graph.node if node.op_type == "LayerNormalization"}
     why = ""
@@ -358,7 +362,7 @@ def encoder_layers(model: ModelProto) -> EncoderLayers:
 
 
 Sizes = Mapping[str, Sequence[int]]
-"""Dimensions of inputs, by name. With all of them known, onnxruntime computes once what depends on sizes alone."""
+"""Dimensions of inputs, by name. If all are known, onnxruntime computes only once what depends only on sizes."""
 
 
 def before_layers(model: ModelProto, found: EncoderLayers, sizes: Sizes) -> ModelProto:
@@ -367,8 +371,9 @@ def before_layers(model: ModelProto, found: EncoderLayers, sizes: Sizes) -> Mode
 
 
 def after_layers(model: ModelProto, found: EncoderLayers, sizes: Sizes, kind: int, rows: int) -> ModelProto:
-    """The graph from the tensor on that leaves the layers, [1, rows, width] of type `kind`. Raises
-    UnsupportedModelError if it needs the layers' weights."""
+    """The graph after the tensor that leaves the layers, [1, rows, width] of type `kind`. Raises UnsupportedModelError
+    if it needs the layers' weights.
+    """
     left = value_info(found.leave, kind, [1, rows, found.layers[-1].down.n])
     made = part_of(model, model.graph.output, [left, *sized(model, sizes)])
     inner = {name for layer in found.layers for name in layer.names}
@@ -379,7 +384,7 @@ def after_layers(model: ModelProto, found: EncoderLayers, sizes: Sizes, kind: in
 
 
 def sized(model: ModelProto, sizes: Sizes) -> list[ValueInfoProto]:
-    """The graph's inputs, those in `sizes` with these."""
+    """The graph's inputs, with the dimensions in `sizes` where given."""
     return [
         value_info(value.name, value.type.tensor_type.elem_type, sizes[value.name]) if value.name in sizes else value
         for value in model.graph.input
@@ -387,7 +392,9 @@ def sized(model: ModelProto, sizes: Sizes) -> list[ValueInfoProto]:
 
 
 def part_of(model: ModelProto, outputs: Iterable[ValueInfoProto], given: Sequence[ValueInfoProto]) -> ModelProto:
-    """The nodes that make some outputs out of given tensors, as a model with those of the tensors that it reads."""
+    """A model of the nodes that make some outputs from given tensors; its inputs are the given tensors that it
+    reads.
+    """
     made = ModelProto(ir_version=model.ir_version)
     made.opset_import.extend(model.opset_import)
     made.functions.extend(model.functions)

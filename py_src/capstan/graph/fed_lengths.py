@@ -1,7 +1,7 @@
 """Sequence lengths as inputs of a graph that is run eagerly.
 
-The host knows how long the sequence is, but an eager GroupQueryAttention wants its `total_sequence_length` on the CPU,
-so a graph that sums the mask has onnxruntime read the whole mask back, sum it, and read the sum back, before the first
+The host knows the sequence's length, but an eager GroupQueryAttention needs its `total_sequence_length` on the CPU. So
+with a graph that sums the mask onnxruntime reads the whole mask back, sums it, and reads the sum back, before the first
 kernel of a prefill. The rewrite replaces the sums by two small inputs:
 
     seqlens_k             int32 [1]: positions valid after the run, less one
@@ -30,7 +30,7 @@ class FedLengths:
     seqlens_k: str
     total: str
     held_seqlens_k: str = ""
-    """The same of the positions from the base of sliding caches on; empty if there are none."""
+    """The same for the positions from the base of sliding caches on; empty if there are none."""
     held_total: str = ""
 
 
@@ -41,7 +41,7 @@ def lengths_as_inputs(
     it was rewritten). `base` is the input of `sliding_caches`, if there is one.
 
     Run it after `total_length_on_gpu`. Only sums over the mask are replaced, so the inputs' values are what the graph
-    would compute from a mask whose ones are the valid positions. A graph that has other lengths too, or no
+    would compute from a mask whose ones are the valid positions. A graph that also has other lengths, or no
     GroupQueryAttention, comes back as an equal copy with the reason.
     """
     result = copy_of(model)
@@ -59,9 +59,9 @@ def lengths_as_inputs(
         slides = all(from_base)
         last, total = (found or length for found, length in zip(from_base, lengths, strict=True))
         if not is_last(wiring, last, mask):
-            return result, None, f"seqlens_k of node {node.name} is no sum of {mask} less one"
+            return result, None, f"seqlens_k of node {node.name} is not the sum of {mask} minus one"
         if not is_total(wiring, total, mask):
-            return result, None, f"total_sequence_length of node {node.name} is no sum of {mask}"
+            return result, None, f"total_sequence_length of node {node.name} is not a sum of {mask}"
         held.append(slides)
     names = ["seqlens_k", "total_sequence_length"]
     names += ["held_seqlens_k", "held_total_sequence_length"] if any(held) else []
@@ -78,7 +78,7 @@ def lengths_as_inputs(
 
 
 def over_base(wiring: Wiring, name: str, base: str) -> str:
-    """The length of which a tensor is the part over the base; empty if it is none."""
+    """The length from which a tensor subtracts the base; empty if it does not."""
     node = wiring.producer.get(name) if base else None
     return node.input[0] if node is not None and node.op_type == "Sub" and node.input[1] == base else ""
 
@@ -100,7 +100,7 @@ def is_sum(wiring: Wiring, name: str, mask: str) -> bool:
 
 
 def is_last(wiring: Wiring, name: str, mask: str) -> bool:
-    """Whether a tensor is that sum less one: int [batch]."""
+    """Whether a tensor is that sum minus one: int [batch]."""
     node = wiring.producer.get(source(wiring, name))
     if node is None or node.op_type != "Sub":
         return False

@@ -1,4 +1,4 @@
-"""Experts of a GGUF file become experts by the same weights in float32, for CPUs.
+"""Experts of a GGUF file become experts with the same weights in float32, for CPUs.
 
     QMoE(x, scores, quants, scales, bias, quants, scales, bias)      becomes      MoE(x, scores, V, bias, V, bias)
 
@@ -21,14 +21,14 @@ from .wiring import copy_of, fresh_name
 __all__ = ["float_experts"]
 
 INPUTS = (0, 1, 2, 4, 5, 7)
-"""The inputs of QMoE in the order of MoE: all but the scales."""
+"""The inputs of QMoE in the order of MoE: all except the scales."""
 WEIGHTS = (2, 5)
 """The quants of each product; after them come their scales."""
 PACKED_ONLY = ("expert_weight_bits", "block_size")
 
 
 def float_experts(model: ModelProto) -> tuple[ModelProto, bool]:
-    """The same model, and whether it has experts of a GGUF file; one without stays unchanged."""
+    """The same model, and whether it has experts of a GGUF file; without these it stays unchanged."""
     entries = {entry.name: entry for entry in external_entries(model) if entry.parts}
     names = [node.name for node in model.graph.node if node.op_type == "QMoE" and node.input[WEIGHTS[0]] in entries]
     if not names:

@@ -1,10 +1,10 @@
-"""Norms and rotary embedding between a cast to float32 and one back, computed from the float16 values themselves.
+"""Computes norms and rotary embedding between a cast to float32 and one back from the float16 values directly.
 
     float16 -> Cast -> SimplifiedLayerNormalization (float32) -> Cast -> float16
 
-The model builder writes this where it does not trust float16 kernels. Those of onnxruntime-web and of Capstan compute
-such a node in float32 inside and round its result once, so that the casts change nothing but the rounding of its
-weights; without them these nodes are what a tape's kernels join.
+The model builder writes this where it does not trust float16 kernels. The kernels of onnxruntime-web and of Capstan
+compute such a node in float32 internally and round its result once, so that the casts change only the rounding of its
+weights; without the casts a tape's kernels can join these nodes.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ FLOAT, HALF = TensorProto.FLOAT, TensorProto.FLOAT16
 
 @dataclass(frozen=True)
 class Kind:
-    """An operator: which inputs are values, and which are weights."""
+    """An operator: the inputs that are values, and those that are weights."""
 
     values: tuple[int, ...]
     weights: tuple[int, ...] = ()
     hands_on: bool = True
-    """Whether what reads its results may be in the same island. The sum of a residual stream may not: float16 does not
-    hold what some models add up there."""
+    """Whether the readers of its results may be in the same island. Those of a residual stream's sum may not: in some
+    models the sum exceeds float16.
+    """
 
 
 ROTARY = Kind((0,), (2, 3))
@@ -44,7 +45,7 @@ KINDS = {
 }
 
 LEAST_EPSILON = 1e-9
-"""The least epsilon of a norm; with less, one over the root of its square sum can exceed the largest float16."""
+"""The smallest epsilon of a norm; with less, one over the root of its square sum can exceed the largest float16."""
 
 KEEPS_TYPE = {
     *("Add", "Mul", "Sub", "Div", "Sigmoid", "Tanh", "Gelu", "FastGelu", "QuickGelu", "Relu", "Softmax"),
@@ -124,7 +125,7 @@ class Islands:
         return self.nodes.get(reader.output[0]) is reader and name in given(reader, KINDS[reader.op_type].values)
 
     def dtype(self, name: str) -> int:
-        """The element type of a tensor, 0 if it is not known."""
+        """The element type of a tensor; 0 if unknown."""
         while name not in self.types:
             tensor, node = self.wiring.constants.get(name), self.wiring.producer.get(name)
             if tensor is not None:
@@ -159,7 +160,7 @@ class Islands:
         return name
 
     def bypass(self, cast: NodeProto) -> None:
-        """Let what reads a cast read what it casts, which is of that type by now."""
+        """Let the readers of a cast read its input, which has that type by now."""
         source, name = cast.input[0], cast.output[0]
         readers = self.wiring.consumers.get(name, [])
         if name in self.wiring.outputs or any(name not in reader.input for reader in readers):

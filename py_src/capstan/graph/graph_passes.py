@@ -1,10 +1,10 @@
-"""The one ordered list of the passes over a model's graph, for every graph that Capstan makes of one.
+"""The ordered list of all passes over a model's graph, for every graph that Capstan makes from a model.
 
-Graphs of a decoder come out of each other: `webgpu` is the graph of the file, its weights still in the data files;
-`decode` is the same with weights as inputs; `captured prefill` computes the last logits only; `prefill` is the graph
-of eager runs of prompts, `placed prefill` that of prompts with pictures. `wasm` and `reference` are for the CPU
-providers, `layers on ...` for the search for a value that is not finite. `session` is the graph of any model, of which
-`session on buffers` is made.
+Graphs of a decoder are made from each other: `webgpu` is the graph of the file, with weights still in the data files;
+`decode` is the same with weights as inputs; `captured prefill` computes only the last logits; `prefill` is the graph of
+eager runs of prompts, `placed prefill` that of prompts with pictures. `wasm` and `reference` are for the CPU providers,
+`layers on ...` for the search for a value that is not finite. `session` is the graph of any model, and `session on
+buffers` is made from it.
 """
 
 from __future__ import annotations
@@ -73,16 +73,16 @@ Made = Literal[
 
 
 class GraphPass(NamedTuple):
-    """A rewrite of a graph or, if it returns the graph that it is given, a check or an observation."""
+    """A rewrite of a graph; if it returns its argument, a check or an observation."""
 
     name: str
     graphs: frozenset[Made]
-    """The graphs that need it."""
+    """The graphs that need this pass."""
     apply: Callable[[ModelProto, Rewriting], ModelProto]
 
 
 def rewritten(model: ModelProto, made: Made, facts: Rewriting) -> ModelProto:
-    """The graph that the passes for `made` make of a model, which is left unchanged except within `wiring.changing`.
+    """The graph `made`, which its passes make from a model. The model stays unchanged except within `wiring.changing`.
 
     Raises UncomputedError for nodes that onnxruntime-web does not compute on the device, UnsupportedModelError for
     graphs that Capstan cannot feed.
@@ -101,7 +101,7 @@ def find_lora(model: ModelProto, facts: Rewriting) -> ModelProto:
 
 
 def lora_of_one_rank(model: ModelProto, facts: Rewriting) -> ModelProto:
-    """With inputs for LoRA adapters of the rank, or without any."""
+    """The graph with inputs for LoRA adapters of the rank, or without any."""
     if facts.lora_rank is None:
         return without_lora(model, facts.lora) if facts.lora else model
     facts.slots = tuple(each.slot(facts.lora_rank) for each in facts.lora)
@@ -109,7 +109,7 @@ def lora_of_one_rank(model: ModelProto, facts: Rewriting) -> ModelProto:
 
 
 def as_text_decoder(model: ModelProto, facts: Rewriting) -> ModelProto:
-    """With a mask and positions, if it reads an encoder's outputs."""
+    """The graph with a mask and positions, if it reads an encoder's outputs."""
     if not facts.decoder.cross:
         return model
     names, first = facts.decoder.inputs, cache_pairs(facts.decoder, model.graph)[0]
@@ -117,7 +117,9 @@ def as_text_decoder(model: ModelProto, facts: Rewriting) -> ModelProto:
 
 
 def attention_recognised(model: ModelProto, facts: Rewriting) -> ModelProto:
-    """With caches of one size in place of caches that are longer after each run; `facts` get the reason if not."""
+    """The graph with caches of one size in place of caches that grow with each run; otherwise `facts` get the
+    reason.
+    """
     decoder = facts.decoder
     layers: dict[int, list[CachePair]] = {}
     for pair in cache_pairs(decoder, model.graph):
@@ -137,7 +139,7 @@ def attention_recognised(model: ModelProto, facts: Rewriting) -> ModelProto:
 
 
 def attentions(model: ModelProto) -> int:
-    """How many nodes are attention as one operator."""
+    """The number of attention operators."""
     return sum(node.op_type == "GroupQueryAttention" for node in model.graph.node)
 
 
@@ -165,17 +167,17 @@ def shared_apart(model: ModelProto, facts: Rewriting) -> ModelProto:
 
 
 def parts_attended(model: ModelProto, facts: Rewriting) -> ModelProto:
-    """With q, k and v apart where the adapter has too few storage buffers for packed ones."""
+    """The graph with separate q, k and v, if the adapter has too few storage buffers for packed ones."""
     return model if facts.packed else packed_apart(model, head_sizes(model, facts))
 
 
 def head_sizes(model: ModelProto, facts: Rewriting) -> dict[str, int]:
-    """By the input of each cache."""
+    """Head sizes, by the input of each cache."""
     return {pair.past: pair.head_size for pair in cache_pairs(facts.decoder, model.graph)}
 
 
 def rotary_factors(model: ModelProto, facts: Rewriting) -> ModelProto:
-    """With one kind of rotary factors: those for the one run, or those that each sequence feeds."""
+    """The graph with one kind of rotary factors: those for its single run, or those that each sequence feeds."""
     mask, joined_at = facts.decoder.inputs.attention_mask, facts.decoder.rope_joined_at
     if facts.run_length is not None:
         return rope_of_length(model, facts.run_length, mask, joined_at)
@@ -224,7 +226,7 @@ def large_split(model: ModelProto, facts: Rewriting) -> ModelProto:
 
 
 def caches_split(model: ModelProto, facts: Rewriting) -> ModelProto:
-    """With caches in parts that a binding holds, for sequences of the length of the load."""
+    """The graph with caches in parts that fit a binding, for sequences of the length given to the load."""
     if not facts.largest or not facts.room:
         return model
     bits, whole = facts.decoder.kv_cache_bits, cache_pairs(facts.decoder, model.graph)
@@ -268,7 +270,7 @@ def last_logits(model: ModelProto, facts: Rewriting) -> ModelProto:
 
 
 def cut_logits(model: ModelProto, facts: Rewriting) -> ModelProto:
-    """With the logits of the last position alone, if the output projection is over all of them."""
+    """The graph with only the last position's logits, if the output projection is over all positions."""
     if facts.about.last_token_only:
         facts.projection = ""
     return logits_cut(model, facts.about.logits) if facts.projection else model
@@ -290,7 +292,7 @@ def products_wide(model: ModelProto, facts: Rewriting) -> ModelProto:
 
 
 def places_left_out(model: ModelProto, facts: Rewriting) -> ModelProto:
-    """Without features of pictures: a step runs an id."""
+    """The graph without features of pictures, since a step runs an id."""
     model, facts.placing = without_places(model)
     return model
 

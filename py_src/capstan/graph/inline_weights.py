@@ -2,9 +2,10 @@
 
 Such a file may have hundreds of megabytes, of which the graph is a small part. It is read in pieces, and each large
 tensor becomes external data of the same file, so that its bytes go from the file to the device like those of any
-weight. This walks the file by protobuf's wire format (a key, then a number or a length and so many bytes); of ONNX it
-knows where tensors are: ModelProto.graph is field 7, GraphProto.initializer is field 5, and a graph inside a node, as a
-branch of an If, is at GraphProto.node, NodeProto.attribute, AttributeProto.g: fields 1, 5 and 6.
+weight. This module walks the file by protobuf's wire format (a key, then a number, or a length and that number of
+bytes); of ONNX it knows only the places of tensors: ModelProto.graph is field 7, GraphProto.initializer is field 5, and
+a graph inside a node, as a branch of an If, is at GraphProto.node, NodeProto.attribute, AttributeProto.g: fields 1, 5
+and 6.
 """
 
 from __future__ import annotations
@@ -25,28 +26,30 @@ WITHIN: dict[str, dict[int, str]] = {
     "node": {5: "attribute"},
     "attribute": {6: "graph"},
 }
-"""The messages on the way to tensors, by the message that they are in and their field."""
+"""The messages on the path to tensors, by the enclosing message and their field."""
 FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16)
 LARGE_NODE = 1 << 14
-"""Nodes of fewer bytes have no graph inside whose tensors matter; walking each would take long."""
+"""Nodes with fewer bytes have no subgraph with large tensors, and are not walked, which would take long."""
 LEAST_BYTES = 128
-"""Float tensors of fewer bytes stay in the graph; others up to `CONSTANT_BYTES`: those may be shapes or axes."""
+"""Float tensors with fewer bytes stay in the graph; other tensors, which may be shapes or axes, stay up to
+`CONSTANT_BYTES`.
+"""
 MATRIX = 2
-"""Dimensions that weights have at most; tensors of more are constants, as the frequencies of rotary embedding."""
+"""The most dimensions of a weight; tensors with more are constants, such as the frequencies of rotary embedding."""
 PIECE = 1 << 18
 """Bytes read at once."""
 POINTER_BYTES = 64
-"""Bytes that show whether a file is Git LFS' pointer to it."""
+"""The number of bytes that show whether a file is a Git LFS pointer."""
 
 Read = Callable[[int, int], Awaitable[bytes]]
-"""Bytes of the file from a start on, of a length."""
+"""Reads bytes of the file, given an offset and a length."""
 
 
 async def without_weights(read: Read, size: int, name: str, location: str) -> bytes:
-    """An ONNX file of `size` bytes, with its large tensors as external data of `location`, which is this very file;
-    `name` is what errors call it.
+    """An ONNX file of `size` bytes, with its large tensors as external data of `location`, which is the same file;
+    errors call it `name`.
 
-    Raises ModelFileError if the bytes are no ONNX model.
+    Raises ModelFileError if the bytes are not an ONNX model.
     """
     refuse_pointer(await read(0, min(size, POINTER_BYTES)), size, name)
     file = Pieces(read, size, name)
@@ -70,7 +73,7 @@ async def rewritten(file: Pieces, kind: str, start: int, end: int, location: str
 
 
 async def tensor_without_data(file: Pieces, start: int, end: int, location: str) -> bytes:
-    """A tensor's bytes, its data left out if they are large."""
+    """A tensor's bytes, without its data if that is large."""
     rest = bytearray()
     data: tuple[int, int, int] | None = None
     async for field, first, content, last in file.fields(start, end):
@@ -107,7 +110,7 @@ def key(field: int) -> bytes:
 
 
 class Pieces:
-    """The file, read forward; the last piece is kept."""
+    """The file, read forward in pieces; the last piece is kept."""
 
     def __init__(self, read: Read, size: int, name: str) -> None:
         self._read, self._size, self._name = read, size, name
@@ -124,7 +127,7 @@ class Pieces:
         return self._piece[start - self._at : end - self._at]
 
     async def fields(self, start: int, end: int) -> AsyncIterator[tuple[int, int, int, int]]:
-        """The fields of a message: their number, where their key begins, where their content does, where it ends."""
+        """The fields of a message: number, start of the key, start of the content, end of the content."""
         at = start
         while at < end:
             tag, body = await self._number(at, end)
@@ -144,7 +147,7 @@ class Pieces:
             at = last
 
     async def _number(self, start: int, end: int) -> tuple[int, int]:
-        """A varint and where it ends."""
+        """A varint and its end."""
         data = await self.bytes(start, min(start + 10, end))
         value = 0
         for place, byte in enumerate(data):

@@ -1,8 +1,8 @@
 """q, k and v of an attention from one product instead of three.
 
-Rows of weights are what MatMulNBits nodes hold one after the other, so that three nodes over the same input are one
-whose weights, scales and zero points are theirs in a row. The weights of MatMul nodes are put beside one another. Bytes
-change their places alone, and each output is computed as before.
+MatMulNBits nodes hold weights row after row. So three nodes over the same input equal one node whose weights, scales
+and zero points are theirs one after another. The weights of MatMul nodes are put side by side. Bytes only change
+places, and each output is computed as before.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ SPLIT_WITH_SIZES = 13
 
 @dataclass(frozen=True)
 class Path:
-    """From a product to an input of an attention."""
+    """The path from a product to an input of an attention."""
 
     product: NodeProto
     between: tuple[NodeProto, ...]
-    """From the product down."""
+    """The nodes from the product down."""
 
     @property
     def biased(self) -> bool:
-        """Whether a sum is all there is between."""
+        """Whether a sum is the only node between."""
         return [node.op_type for node in self.between] == ["Add"]
 
 
 def joined_products(model: ModelProto, *, packed: bool = True) -> ModelProto:
-    """Let one MatMulNBits or MatMul node make q, k and v of each GroupQueryAttention where three do, over one input and
-    alike but for their rows.
+    """Let one MatMulNBits or MatMul node make q, k and v of each GroupQueryAttention, if three nodes over one input do
+    that and differ only in their rows.
 
     Attention that reads the products, or their sums with biases, reads the packed result, unless `packed` is false;
-    what else lies between reads its part of it. Others stay as they are: products that somebody else reads too, weights
-    that others share, or that are in several files.
+    other nodes in between read their part of it. Products with other readers, and weights that other nodes share or
+    that are in several files, stay unchanged.
     """
     result = copy_of(model)
     opset = opset_of(result)
@@ -72,9 +72,10 @@ def joined_products(model: ModelProto, *, packed: bool = True) -> ModelProto:
 
 
 def packed_apart(model: ModelProto, head_sizes: Mapping[str, int]) -> ModelProto:
-    """The model with q, k and v apart in each GroupQueryAttention that reads them packed: onnxruntime-web's rotary
-    embedding of packed ones binds more storage buffers than some adapters allow in a kernel. The sizes of heads are by
-    the input that is the cache of keys."""
+    """The model with separate q, k and v in each GroupQueryAttention that reads them packed: onnxruntime-web's rotary
+    embedding of packed ones binds more storage buffers than some adapters allow. Head sizes are by the input for the
+    cache of keys.
+    """
     result = copy_of(model)
     graph = result.graph
     if opset_of(result) < SPLIT_WITH_SIZES:
@@ -100,7 +101,7 @@ def opset_of(model: ModelProto) -> int:
 
 
 def path_to(wiring: Wiring, name: str) -> Path | None:
-    """From the product that makes a tensor, if nothing on the way is read by others."""
+    """The path from the product that makes a tensor, if the tensors on it have no other readers."""
     between: list[NodeProto] = []
     while len(wiring.consumers.get(name, [])) == 1 and name not in wiring.outputs:
         node = wiring.producer.get(name)
@@ -116,13 +117,13 @@ def path_to(wiring: Wiring, name: str) -> Path | None:
 
 
 def is_dense(wiring: Wiring, node: NodeProto) -> bool:
-    """Whether it is a product by a matrix of weights."""
+    """Whether a node is a product by a matrix of weights."""
     weight = wiring.constants.get(node.input[1]) if node.op_type == "MatMul" else None
     return weight is not None and len(weight.dims) == 2 and node.input[0] not in wiring.constants
 
 
 def alike(wiring: Wiring, products: Sequence[NodeProto]) -> bool:
-    """Whether products differ in their rows alone."""
+    """Whether products differ only in their rows."""
     first = products[0]
     told = [sorted(item.SerializeToString() for item in node.attribute if item.name != "N") for node in products]
     given = [(node.op_type, node.input[0], [bool(name) for name in node.input]) for node in products]
@@ -148,7 +149,7 @@ class Joiner:
         return int(self.wiring.constants[product.input[1]].dims[1]) if self.dense else attribute(product, "N", 0)
 
     def weights(self) -> list[TensorProto] | None:
-        """The weight inputs of the joined product, in order; None if they cannot be put together."""
+        """The weight inputs of the joined product, in order; None if they cannot be joined."""
         inputs = [[node.input[place] for node in self.products] for place in range(1, len(self.products[0].input))]
         return self.tensors([names for names in inputs if names[0]], beside=self.dense)
 
@@ -194,7 +195,7 @@ class Joiner:
 
     def parts_are_split(self) -> None:
         packed = self.product(fresh_name(self.graph, f"{self.products[0].output[0]}_joined"))
-        assert packed is not None, "asked of `weights`"
+        assert packed is not None, "the caller checked `weights`"
         writer = NodeWriter(self.graph, f"{self.products[0].name}_split")
         parts = [node.output[0] for node in self.products]
         writer.add("Split", [packed, writer.ints(self.sizes)], outputs=parts, axis=-1)
@@ -202,7 +203,7 @@ class Joiner:
         self.forget()
 
     def product(self, packed: str) -> str | None:
-        """Put the joined product in the place of the first one; what it makes."""
+        """Put the joined product in the place of the first one; returns its output."""
         tensors = self.weights()
         if tensors is None:
             return None
@@ -225,7 +226,7 @@ class Joiner:
         return packed
 
     def known_as(self, part: str, whole: str) -> None:
-        """Tell the shape of a joined value, if the file tells that of the first of its parts."""
+        """Declare the shape of a joined value, if the file declares that of its first part."""
         for value in [value for value in self.graph.value_info if value.name == part]:
             twin = self.graph.value_info.add()
             twin.CopyFrom(value)
@@ -244,8 +245,9 @@ class Joiner:
 
 
 def together(tensors: Sequence[TensorProto], name: str) -> TensorProto | None:
-    """Tensors one after the other along their first axis; None if they differ in more than that, or if their bytes are
-    neither in model.onnx nor in one file."""
+    """Tensors one after the other along their first axis; None if they differ in other axes, or if their bytes are
+    neither all in model.onnx nor all in one file.
+    """
     first = tensors[0]
     if len({(tensor.data_type, tuple(tensor.dims[1:]), len(tensor.dims) > 0) for tensor in tensors}) != 1:
         return None
@@ -264,8 +266,9 @@ def together(tensors: Sequence[TensorProto], name: str) -> TensorProto | None:
 
 
 def side_by_side(tensors: Sequence[TensorProto], name: str) -> TensorProto | None:
-    """Matrices of one data file beside one another; None if they differ in more than their columns, or if their rows
-    are no whole words."""
+    """Matrices of one data file side by side; None if they differ in more than their columns, or if their rows are not
+    whole words.
+    """
     first = tensors[0]
     if len({(tensor.data_type, tensor.dims[0]) for tensor in tensors}) != 1:
         return None

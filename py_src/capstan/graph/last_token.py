@@ -7,7 +7,7 @@ product of the model and writes S x vocabulary floats. The rewrite slices the hi
 
 A projection in parts (split_weights.py) is several products of the same hidden state, and a Concat of their results.
 
-If the first of the last positions is an input of the graph, each run chooses how many logits it computes.
+If the first of the last positions is an input of the graph, each run chooses the number of positions with logits.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ ELEMENTWISE = {"Cast", "Mul", "Div", "Add", "Sub", "Tanh", "Where", "Identity"}
 
 
 def last_token_logits(model: ModelProto, logits: str = "logits", first: str = "") -> tuple[ModelProto, str]:
-    """Prune the logits to the last position; return the new model and why it is unchanged (empty if it was rewritten).
+    """Prune the logits to the last position; return the new model and the reason if it is unchanged (else empty).
 
-    With `first` they are those from the position on that an input of that name has: int64 [1], -1 for the last.
+    With `first` the logits start at the position in the input of that name: int64 [1], -1 for the last one.
 
-    A graph that the walk from `logits` to its projection does not understand comes back as an equal copy with the
-    reason: its logits are [B, S, V] and the caller reads the last row.
+    A graph with an unknown path from `logits` to its projection comes back as an equal copy with the reason: its logits
+    are [B, S, V] and the caller reads the last row.
     """
     result = copy_of(model)
     graph = result.graph
@@ -41,7 +41,7 @@ def last_token_logits(model: ModelProto, logits: str = "logits", first: str = ""
     if len(dims) != 3:
         return result, f"{logits} has {len(dims)} dimensions, 3 are expected"
     if dims[1].WhichOneof("value") == "dim_value" and dims[1].dim_value == 1:
-        return result, f"{logits} already holds the last position only"
+        return result, f"{logits} already holds only the last position"
     wiring = Wiring(graph)
     path, reason = path_to_projection(wiring, logits)
     if reason:
@@ -63,7 +63,9 @@ def last_token_logits(model: ModelProto, logits: str = "logits", first: str = ""
 
 
 def logits_cut(model: ModelProto, logits: str = "logits") -> ModelProto:
-    """The logits of the last position, cut from those of all: for graphs that `last_token_logits` cannot change."""
+    """The logits of the last position, cut from those of all positions: for graphs that `last_token_logits` cannot
+    change.
+    """
     result = copy_of(model)
     graph = result.graph
     whole = fresh_name(graph, "/capstan/last_token/all_positions")
@@ -79,8 +81,9 @@ def logits_cut(model: ModelProto, logits: str = "logits") -> ModelProto:
 
 
 def last_position(graph: GraphProto, source: str, output: str, first: str = "") -> NodeProto:
-    """A node that takes the last position of a tensor [B, S, ...], or those from the one that `first` has; its other
-    bounds become constants of the graph."""
+    """A node that takes the last position of a tensor [B, S, ...], or the positions from that in `first` on; its other
+    bounds become constants of the graph.
+    """
     bounds = {part: fresh_name(graph, f"/capstan/last_token/{part}") for part in ("starts", "ends", "axes")}
     for part, bound in (("starts", -1), ("ends", 2**63 - 1), ("axes", 1)):
         if part == "starts" and first:
@@ -92,15 +95,15 @@ def last_position(graph: GraphProto, source: str, output: str, first: str = "") 
 
 
 def path_to_projection(wiring: Wiring, logits: str) -> tuple[list[NodeProto], str]:
-    """The nodes from the logits up to the projection, all of its parts, or why there is none to be found."""
+    """The nodes from the logits up to the projection with all its parts, or the reason why there is no such path."""
     path: list[NodeProto] = []
     name = logits
     while True:
         node = wiring.producer.get(name)
         if node is None:
-            return [], f"{name} is computed by no node"
+            return [], f"no node computes {name}"
         if name != logits and (len(wiring.consumers.get(name, [])) != 1 or name in wiring.outputs):
-            return [], f"{name} is read elsewhere too"
+            return [], f"{name} has another reader, too"
         path.append(node)
         if node.op_type in PROJECTIONS:
             if not is_weight(wiring, node.input[1]):
@@ -117,8 +120,7 @@ def path_to_projection(wiring: Wiring, logits: str) -> tuple[list[NodeProto], st
 
 
 def parts_beside(wiring: Wiring, node: NodeProto) -> list[NodeProto]:
-    """The products by weights of one input whose results a node puts one after another, in graph order; none for
-    another node."""
+    """The products by weights of one input whose results a node concatenates, in graph order; none for another node."""
     found = [product for name in node.input if (product := wiring.producer.get(name)) is not None]
     parts = node.op_type == "Concat" and len(found) == len(node.input) and len({each.input[0] for each in found}) == 1
     for each in found:
@@ -138,7 +140,7 @@ def is_weight(wiring: Wiring, name: str) -> bool:
 
 
 def insert_before(graph: GraphProto, anchor: NodeProto, node: NodeProto) -> None:
-    made = anchor.output[0]  # by one node only
+    made = anchor.output[0]  # read by only one node
     graph.node.insert(next(index for index, item in enumerate(graph.node) if made in item.output), node)
 
 
@@ -148,7 +150,7 @@ def set_one(dim: TensorShapeProto.Dimension) -> None:
 
 
 def every_position(model: ModelProto) -> ModelProto:
-    """Undo `last_token_logits` without `first`, or `logits_cut`: their Slice hands on all that it reads."""
+    """Undo `last_token_logits` without `first`, or `logits_cut`: their Slice passes on its whole input."""
     result = copy_of(model)
     graph = result.graph
     cuts = [node for node in graph.node if node.name.startswith(CUT) and node.op_type == "Slice"]
@@ -156,7 +158,7 @@ def every_position(model: ModelProto) -> ModelProto:
         del node.input[1:]
         node.op_type = "Identity"
     for value in [*graph.value_info, *graph.output] if cuts else ():
-        # Those after the Slice were told to have one position.
+        # The shapes after the Slice were declared with one position.
         shape = value.type.tensor_type.shape.dim
         if len(shape) == 3 and shape[1].dim_value == 1:
             shape[1].Clear()

@@ -1,4 +1,4 @@
-"""The input that gives the number of positions with logits: always 0, which means all, as in the native package."""
+"""The input with the number of positions that give logits: always 0, which means all, as in the native package."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ __all__ = ["logits_of_all", "logits_to_keep"]
 LOGITS_TO_KEEP = "num_logits_to_keep"
 """An int64 of one element. 0 means all positions."""
 UNNAMED = "onnx::Neg_"
-"""How the name begins that PyTorch's exporter gives it where it lost the other one; onnxruntime-genai feeds it, too."""
+"""The beginning of the name that PyTorch's exporter gives this input if it loses the original name; onnxruntime-genai
+feeds it, too.
+"""
 
 
 def logits_to_keep(names: Iterable[str]) -> str | None:
@@ -21,7 +23,7 @@ def logits_to_keep(names: Iterable[str]) -> str | None:
 
 
 def logits_of_all(model: ModelProto) -> ModelProto:
-    """Let `num_logits_to_keep` be the constant 0, if the model has that input; a default that it has goes."""
+    """Make `num_logits_to_keep` the constant 0, if the model has that input; its default is removed."""
     result = copy_of(model)
     graph = result.graph
     name = logits_to_keep(value.name for value in graph.input)
@@ -30,7 +32,7 @@ def logits_of_all(model: ModelProto) -> ModelProto:
         return result
     kind = found.type.tensor_type
     if kind.elem_type != TensorProto.INT64 or any(dim.dim_value != 1 for dim in kind.shape.dim):
-        return result  # something else of that name, which nobody feeds
+        return result  # another input of that name, which is not fed
     graph.input.remove(found)
     for tensor in [tensor for tensor in graph.initializer if tensor.name == name]:
         graph.initializer.remove(tensor)

@@ -1,8 +1,8 @@
-"""Long rope: a model with other rotary factors past its original length than up to it.
+"""Long rope: a model whose rotary factors change past its original length.
 
-From the step on at which a sequence outgrows the original length, all its positions are rotated by the long factors,
-the keys in the cache too. Exports have both tables, and leave the choice to the size of the mask, which here is the
-cache's capacity, or to the execution provider, which chooses run by run:
+As soon as a sequence outgrows the original length, all its positions are rotated by the long factors, including the
+keys in the cache. Exports have both tables. The size of the mask selects one, which here is the cache's capacity, or
+the execution provider selects one run by run:
 
     attention_mask -> Shape -> ... -> Greater(original length) -> If -> cos_cache, sin_cache
     cos_cache, sin_cache: the long rows after the short ones, from multiRotaryCacheConcatOffset on
@@ -31,11 +31,11 @@ __all__ = ["LongRope", "RopeTable", "TableRows", "long_rope", "picture_rope", "r
 COS_CACHE = 7
 MROPE = "MRotaryEmbedding"
 ROTATED_BY = {ATTENTION: COS_CACHE, "RotaryEmbedding": 2}
-"""The index of the input cos_cache by operator; sin_cache is the next input."""
+"""By operator, the index of the input cos_cache; sin_cache is the next input."""
 FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16)
 REMEDY = "export the model with onnxruntime-genai's model builder"
 PROBE = 1024
-"""The first bytes of a table, which find its place in the file."""
+"""The number of first bytes of a table by which it is found in the file."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class TableRows:
     location: str
     offset: int
     length: int
-    """Bytes."""
+    """The length in bytes."""
     rows: int
 
 
@@ -86,20 +86,20 @@ class Choice:
     name: str
     original: int
     node: NodeProto | None
-    """The If that chooses, None where the tensor has the long rows after the short ones."""
+    """The If that chooses; None if the tensor has the long rows after the short ones."""
     short: TensorProto | ComputedRows
     long: TensorProto | ComputedRows
-    """The same tensor as `short` without a node."""
+    """Without a node the same tensor as `short`."""
 
 
 def long_rope(
     model: ModelProto, mask: str = "attention_mask", joined_at: int = 0, file: bytes = b""
 ) -> tuple[ModelProto, LongRope | None]:
-    """The model with each table that has two kinds of rows as an input, and what these are; an equal copy and None if
-    it has no such table. `joined_at` is the row at which the long ones begin in tables that have both, `file` are the
-    bytes that the model was parsed from: without them places in it are not told.
+    """The model with each table that has two kinds of rows as an input, and these tables; an equal copy and None if
+    there are none. `joined_at` is the first long row in tables that have both kinds. `file` are the bytes of the parsed
+    model, without which places in it are unknown.
 
-    Raises UnsupportedModelError for a choice that is not by the length of the mask.
+    Raises UnsupportedModelError for a choice that does not depend on the mask's length.
     """
     result = copy_of(model)
     graph = result.graph
@@ -157,7 +157,7 @@ def picture_rope(model: ModelProto, longest: int, file: bytes = b"") -> tuple[Mo
 
 
 def rope_of_length(model: ModelProto, length: int, mask: str = "attention_mask", joined_at: int = 0) -> ModelProto:
-    """The model with the tables that a sequence of that length has, as constants. Raises what `long_rope` raises."""
+    """The model with the tables for a sequence of that length, as constants. Raises the errors of `long_rope`."""
     result = copy_of(model)
     graph = result.graph
     choices = list(choices_of(graph, mask, joined_at))
@@ -235,12 +235,13 @@ def longest_short(wiring: Wiring, choice: NodeProto, mask: str) -> int:
         if sources == {mask} and bound is not None and len(bound) == 1:
             return bound[0]
     raise UnsupportedModelError(
-        f"node {choice.name} (If) chooses rotary factors, and not by whether {mask} is longer than a constant; {REMEDY}"
+        f"node {choice.name} (If) chooses rotary factors, but not by comparing the length of {mask} with a "
+        f"constant; {REMEDY}"
     )
 
 
 def branch_table(choice: NodeProto, branch: str, place: int) -> TensorProto | ComputedRows:
-    """The rows that are a branch's output of that index."""
+    """The rows in a branch's output of that index."""
     graph = next(item.g for item in choice.attribute if item.name == branch)
     name = graph.output[place].name
     for tensor in graph.initializer:
@@ -277,7 +278,7 @@ def require_alike(choice: Choice) -> tuple[int, int]:
 
 
 def form_of(rows: TensorProto | ComputedRows) -> tuple[int, int]:
-    """The type of the elements and how many a row has; zeros for a tensor that has no rows."""
+    """The type of the elements and their number in a row; zeros for a tensor without rows."""
     if isinstance(rows, ComputedRows):
         return rows.kind, len(rows.frequencies)
     return (rows.data_type, rows.dims[1]) if len(rows.dims) == 2 else (0, 0)

@@ -1,8 +1,8 @@
 """LoRA: inputs of a graph that an adapter fills, as Olive writes them.
 
-To a product `x W` the graph adds `x A B`, perhaps times a scale. A and B are inputs, most with an initializer that
-holds where nothing is fed: without any element, or zeros, so that nothing is added, or another adapter's values. The
-dimension that A and B share, the rank, is free, or fixed by the export.
+To a product `x W` the graph adds `x A B`, perhaps times a scale. A and B are inputs, usually with an initializer as the
+default: without elements or with zeros, so that nothing is added, or with another adapter's values. The dimension that
+A and B share, the rank, is free, or fixed by the export.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ __all__ = [
 ]
 
 WEIGHTS = {"MatMul": (1,), "Gemm": (1,), "MatMulNBits": (1, 2, 3), "FusedMatMul": (1,), "DequantizeLinear": (0, 1, 2)}
-"""By operator, which inputs are weights."""
+"""By operator, the inputs that are weights."""
 PRODUCTS = {"MatMul": (0, 1), "Gemm": (0, 1), "FusedMatMul": (0, 1), "MatMulNBits": (0, 2), "Mul": (0, 1), "Div": (0,)}
 """Inputs of an operator that make its result zeros if they are zeros, or without elements."""
 SAME = ("Cast", "Identity", "Transpose", "Reshape", "Unsqueeze", "Squeeze", "DequantizeLinear", "Neg")
-"""Operators that make zeros of zeros in their first input."""
+"""Operators that turn zeros in their first input into zeros."""
 PASSED = ("Cast", "Identity", "Mul")
 """Operators allowed between the products by A and by B."""
 TYPED: dict[int, tuple[str, str]] = {
@@ -54,9 +54,9 @@ TYPED: dict[int, tuple[str, str]] = {
     TensorProto.BOOL: ("int32_data", "B"),
     TensorProto.FLOAT16: ("int32_data", "H"),
 }
-"""By element type, the field with a tensor's elements where it has no raw bytes, and their format."""
+"""By element type, the field that holds a tensor's elements if there are no raw bytes, and their format."""
 MOST_DEFAULT_BYTES = 1 << 30
-"""The limit of the defaults in data files, together: Python's memory holds them, as it holds adapter files."""
+"""The limit of the total size of defaults in data files: Python's memory holds them, like adapter files."""
 
 
 @dataclass(frozen=True)
@@ -66,13 +66,13 @@ class LoraInput:
     name: str
     onnx_type: int
     dims: tuple[int | str, ...]
-    """Sizes; the rank by the name that the graph gives it, "?" if it has none."""
+    """Sizes; the rank is the graph's name for it, or "?"."""
     silent: bool
-    """Whether nothing is added where no adapter fills it: its default is zeros or without elements, or it has none."""
+    """Whether nothing is added without an adapter: the default has no elements or only zeros, or there is none."""
     default: bytes = b""
-    """The value without an adapter, if it is not zeros."""
+    """The value without an adapter, unless it is zeros."""
     held: int = 0
-    """The rank of its default: 0 for one without elements, for none, and where the rank is not free."""
+    """The rank of its default; 0 without elements, without a default, and if the rank is not free."""
     meets: str = ""
     """The other factor of its product, whose rank must be the same."""
 
@@ -83,7 +83,7 @@ class LoraInput:
 
     @property
     def shape(self) -> str:
-        """As messages show it."""
+        """The shape in the form for messages."""
         return f"{self.dtype} [{', '.join(map(str, self.dims))}]"
 
     def sizes(self, rank: int) -> tuple[int, ...]:
@@ -91,13 +91,13 @@ class LoraInput:
         return tuple(size if isinstance(size, int) else rank for size in self.dims)
 
     def slot(self, rank: int) -> LoraSlot:
-        """The tensor that fills it, for adapters of that rank."""
+        """The tensor that fills the input, for adapters of that rank."""
         return LoraSlot(self.name, self.onnx_type, self.sizes(rank))
 
 
 @dataclass(frozen=True)
 class LoraSlot:
-    """The tensor that a session is given for an input, of adapters of one rank."""
+    """The tensor that a session binds to an input, for adapters of one rank."""
 
     name: str
     onnx_type: int
@@ -113,12 +113,12 @@ def lora_inputs(
     model: ModelProto, decoder: DecoderConfig, given: Mapping[str, bytes] | None = None
 ) -> tuple[LoraInput, ...]:
     """The inputs that LoRA adapters fill; empty for a model that was exported without them. `given` are the bytes of
-    the defaults that `lora_defaults` lists, without which those are not known.
+    the defaults that `lora_defaults` lists; without them these defaults are unknown.
 
-    Inputs with a default and without a free size are also weights of older exports, which list all of them as inputs:
-    they are taken if two of them are multiplied one after the other, as A and B are, or if "lora" is in their names.
+    In older exports, which list all weights as inputs, weights are also inputs with a default and without a free size.
+    Such inputs count if two of them are multiplied one after the other, like A and B, or if "lora" is in their names.
 
-    Raises ModelFileError for a default that has another shape than its input.
+    Raises ModelFileError for a default whose shape differs from its input's.
     """
     graph = model.graph
     others = [value for value in unfed(model, decoder) if of_bytes(value)]
@@ -141,7 +141,7 @@ def lora_inputs(
 
 
 def unfed(model: ModelProto, decoder: DecoderConfig) -> list[ValueInfoProto]:
-    """The inputs that are not for tokens, positions, caches, states and an encoder's outputs."""
+    """The inputs other than those for tokens, positions, caches, states and an encoder's outputs."""
     graph, names = model.graph, decoder.inputs
     known = {names.input_ids, names.attention_mask, names.position_ids}
     known |= {pair.past for pair in cache_pairs(decoder, graph)}
@@ -162,7 +162,7 @@ def lora_defaults(model: ModelProto, decoder: DecoderConfig) -> list[WeightEntry
         largest = max(found, key=lambda entry: entry.length)
         raise UnsupportedModelError(
             f"the defaults of the inputs for LoRA adapters have {total} bytes, the largest is {largest.name} with "
-            f"{largest.length}; at most {MOST_DEFAULT_BYTES} are read: export the model with defaults of rank 0"
+            f"{largest.length}; at most {MOST_DEFAULT_BYTES} bytes are read: export the model with defaults of rank 0"
         )
     return found
 
@@ -175,12 +175,12 @@ def other_defaults(model: ModelProto, decoder: DecoderConfig, inputs: Sequence[L
 
 
 def of_bytes(value: ValueInfoProto) -> bool:
-    """Whether its elements have whole bytes."""
+    """Whether a tensor's elements have whole bytes."""
     return DTYPES.get(value.type.tensor_type.elem_type, ("", 1))[1] % 8 == 0
 
 
 def is_weight(wiring: Wiring, name: str) -> bool:
-    """Whether all that read a tensor, one at least, take it for weights."""
+    """Whether a tensor has readers and all of them use it as weights."""
     readers = wiring.consumers.get(name, [])
     return bool(readers) and all(
         place in WEIGHTS.get(node.op_type, ())
@@ -201,15 +201,17 @@ def lora_input(value: ValueInfoProto, default: TensorProto | None, given: Mappin
     rank = max(held, default=0)
     if len(held) > 1 or found.sizes(rank) != tuple(default.dims) or default.data_type != found.onnx_type:
         raise ModelFileError(
-            f"input {found.name} is {found.shape}, its default {DTYPES.get(default.data_type, ('another type',))[0]} "
-            f"{list(default.dims)}; export the model again"
+            f"input {found.name} is {found.shape}, but its default is "
+            f"{DTYPES.get(default.data_type, ('another type',))[0]} {list(default.dims)}; export the model again"
         )
     silent, data = content(default, given)
     return replace(found, silent=silent, default=b"" if silent else data, held=rank)
 
 
 def content(tensor: TensorProto, given: Mapping[str, bytes]) -> tuple[bool, bytes]:
-    """Whether a tensor is zeros or without elements, and its bytes; none of one in a data file that is not `given`."""
+    """Whether a tensor is zeros or without elements, and its bytes; no bytes if it is in a data file and not in
+    `given`.
+    """
     if not math.prod(tensor.dims):
         return True, b""
     if tensor.data_location == TensorProto.EXTERNAL:
@@ -263,9 +265,9 @@ def lora_fed(model: ModelProto, inputs: Sequence[LoraInput]) -> ModelProto:
 
 
 def without_lora(model: ModelProto, inputs: Sequence[LoraInput]) -> ModelProto:
-    """The graph where no adapter is: defaults are constants, and what they would add nothing to is left out.
+    """The graph without adapters: defaults are constants, and nodes that would add nothing are removed.
 
-    Raises UnsupportedModelError, naming the node, where a default without an effect is read in a way of its own.
+    Raises UnsupportedModelError, naming the node, if an input without an effect has a reader of an unknown kind.
     """
     result = copy_of(model)
     graph = result.graph
@@ -289,8 +291,8 @@ def without_lora(model: ModelProto, inputs: Sequence[LoraInput]) -> ModelProto:
             same[node.output[0]] = other
         else:
             raise UnsupportedModelError(
-                f"node {node.name} ({node.op_type}) reads {node.input[hit[0]]}, to which an adapter adds, and nothing "
-                "adds it to a product; export the model as Olive's extract-adapters pass does"
+                f"node {node.name} ({node.op_type}) reads {node.input[hit[0]]}, an input for adapters, but does not "
+                "add it to a product; export the model with Olive's extract-adapters pass"
             )
         dead.append(node)
     for node in dead:
@@ -306,7 +308,7 @@ def without_lora(model: ModelProto, inputs: Sequence[LoraInput]) -> ModelProto:
 
 
 def makes_zeros(node: NodeProto, hit: Sequence[int]) -> bool:
-    """Whether a node's results are zeros or empty, given which of its inputs (`hit`) are."""
+    """Whether zeros or empty tensors in the inputs `hit` make a node's results zeros or empty."""
     if node.op_type in ("Add", "Sub"):
         return len(hit) == 2
     factors = PRODUCTS.get(node.op_type, (0,) if node.op_type in SAME else ())

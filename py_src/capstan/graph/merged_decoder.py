@@ -3,9 +3,9 @@
     encoder_model:         features -> last_hidden_state
     decoder_model_merged:  If(use_cache_branch, the decoder over caches, the decoder that makes them)
 
-The branch over caches is the decoder. Keys and values of the encoder's output, which the other branch makes, are made
-after the encoder. Attention, norms and activations become one operator each, and positions the rows of a table from
-the length of the caches on, as `speech_decoder` reads them.
+The branch over caches is the decoder. Keys and values of the encoder's output, which the other branch makes, move to
+the end of the encoder. Attention, norms and activations become one operator each, and positions become the rows of a
+table from the length of the caches on, the form that `speech_decoder` reads.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ __all__ = ["HIDDEN", "LOGITS", "SpeechSizes", "apart", "encoder_of", "finished",
 FLAG, IDS, HIDDEN, LOGITS = "use_cache_branch", "input_ids", "encoder_hidden_states", "logits"
 WITH_CACHES, WITHOUT = "then_branch", "else_branch"
 BESIDE = "cross/"
-"""The front of the names of what comes from the decoder's file into the encoder's graph."""
+"""The prefix of names that come from the decoder's file into the encoder's graph."""
 LEAST_OPSET = 13
 STEADY = set(
     "Add Cast Concat Constant Conv ConvInteger DequantizeLinear Div DynamicQuantizeLinear Erf Gather Gelu Identity "  # noqa: SIM905
     "LayerNormalization MatMul MatMulInteger MatMulNBits Mul MultiHeadAttention Pow ReduceMean Reshape Shape Slice "
     "Sqrt Sub Tanh Transpose".split()
 )
-"""Operators that mean the same in the older versions of the operator set, from 11 on, as in LEAST_OPSET."""
+"""Operators whose meaning in operator sets from 11 on is the same as in LEAST_OPSET."""
 
 
 @dataclass(frozen=True)
 class SpeechSizes:
-    """The sizes of a model of speech, as config.json says them, and the files of its graphs, for messages."""
+    """The sizes of a speech model from config.json, and the files of its graphs, for messages."""
 
     encoder: str
     decoder: str
     features: tuple[int | str, ...]
     """The encoder's input, without the batch."""
     frames: int
-    """Positions of the encoder's output; the most, if sounds differ in length."""
+    """Positions of the encoder's output; the largest number, if sounds differ in length."""
     layers: int
     """Layers of the decoder."""
     heads: int
@@ -59,7 +59,8 @@ class SpeechSizes:
 
 def speech_graphs(encoder: ModelProto, merged: ModelProto, sizes: SpeechSizes) -> tuple[ModelProto, ModelProto]:
     """The encoder with keys and values of its output as outputs, and the decoder that reads them. Raises
-    UnsupportedModelError for other graphs, and for those of two models."""
+    UnsupportedModelError for other graphs, and for graphs of two different models.
+    """
     maker, decoder = apart(encoder, merged, sizes)
     made = copied(encoder)
     whole_layers(made)
@@ -82,13 +83,13 @@ def require_pair(encoder: ModelProto, merged: ModelProto, sizes: SpeechSizes) ->
     missing = [name for name in needed if name not in names]
     if missing:
         raise UnsupportedModelError(
-            f"{sizes.decoder} has no input {missing[0]}, and config.json says {sizes.layers} layers; take both from "
-            "one model"
+            f"{sizes.decoder} has no input {missing[0]}, but config.json has {sizes.layers} layers; use files of one "
+            "model"
         )
     made, read = (value.type.tensor_type.shape.dim[-1].dim_value for value in (encoder.graph.output[0], names[HIDDEN]))
     if made and read and made != read:
         raise UnsupportedModelError(
-            f"{sizes.encoder} makes rows of {made} numbers, and {sizes.decoder} reads rows of {read}; take both from "
+            f"{sizes.encoder} makes rows of {made} numbers, but {sizes.decoder} reads rows of {read}; use files of "
             "one model"
         )
 
@@ -98,7 +99,7 @@ def alone(merged: ModelProto, branch: str, sizes: SpeechSizes) -> ModelProto:
     chosen = next((node for node in merged.graph.node if node.op_type == "If" and list(node.input) == [FLAG]), None)
     if chosen is None:
         raise UnsupportedModelError(
-            f"{sizes.decoder}: no If over {FLAG}; take an export of Optimum or of Transformers.js' scripts"
+            f"{sizes.decoder}: no If over {FLAG}; use an export of Optimum or of Transformers.js' scripts"
         )
     inner = next(item.g for item in chosen.attribute if item.name == branch)
     names = {value.name: name for value, name in zip(inner.output, chosen.output, strict=True)}
@@ -124,7 +125,7 @@ def renamed(node: NodeProto, names: dict[str, str]) -> NodeProto:
 
 
 def in_half(model: ModelProto) -> None:
-    """Have inputs and outputs that are cast from and to float32 be float16 as they are computed, in place."""
+    """Make inputs and outputs that are cast from and to float32 the float16 values inside the casts, in place."""
     graph, names = model.graph, dict[str, str]()
     told = {value.name: value.type.tensor_type for value in (*graph.input, *graph.output)}
     for node in graph.node:
@@ -172,7 +173,7 @@ def positions_from_caches(model: ModelProto, past: str, sizes: SpeechSizes) -> N
         if node.op_type in ("Slice", "Gather") and node.input[0] in wiring.constants and of_lengths(wiring, node)
     ]
     if len(tables) != 1:
-        raise UnsupportedModelError(f"{sizes.decoder}: {len(tables)} tables of positions; one is known how to read")
+        raise UnsupportedModelError(f"{sizes.decoder}: {len(tables)} tables of positions; exactly one is supported")
     [table] = tables
     writer = NodeWriter(graph, "/capstan/positions")
     before, added = (
@@ -188,13 +189,13 @@ def positions_from_caches(model: ModelProto, past: str, sizes: SpeechSizes) -> N
 
 
 def of_lengths(wiring: Wiring, node: NodeProto) -> bool:
-    """Whether the rows that are taken of a table depend on lengths of inputs, and on nothing else of them."""
+    """Whether the rows that a node takes from a table depend only on the lengths of inputs."""
     shapes = [item for name in node.input[1:] for item in ancestry_of_lengths(wiring, name)]
     return bool(shapes) and all(shapes) and len(wiring.constants[node.input[0]].dims) == 2
 
 
 def ancestry_of_lengths(wiring: Wiring, name: str) -> list[bool]:
-    """For each way from a tensor up to an input: whether there is a Shape on it."""
+    """For each path from a tensor up to an input: whether there is a Shape on it."""
     found, pending, seen = list[bool](), [name], {name}
     while pending:
         current = pending.pop()
@@ -239,8 +240,9 @@ def encoder_of(made: ModelProto, maker: ModelProto, sizes: SpeechSizes) -> Model
 
 
 def cross_outputs(maker: ModelProto, sizes: SpeechSizes) -> list[ValueInfoProto]:
-    """Reduce a branch to the keys and values of the encoder's output, in place; gives them as outputs.
-    Raises UnsupportedModelError if they are made of anything else."""
+    """Reduce a branch to the keys and values of the encoder's output, in place; returns these outputs. Raises
+    UnsupportedModelError if they are made from anything else.
+    """
     graph, wiring = maker.graph, Wiring(maker.graph)
     told = {value.name: value.type.tensor_type for value in graph.output}
     writer, outputs = NodeWriter(graph, "/capstan/cross"), list[ValueInfoProto]()
@@ -249,7 +251,7 @@ def cross_outputs(maker: ModelProto, sizes: SpeechSizes) -> list[ValueInfoProto]
         reshape = wiring.maker(transpose.input[0]) if transpose is not None else None
         kinds = [node.op_type for node in (transpose, reshape) if node is not None]
         if reshape is None or kinds != ["Transpose", "Reshape"] or name not in told:
-            raise UnsupportedModelError(f"{sizes.decoder}: {name} is no product whose heads are put apart")
+            raise UnsupportedModelError(f"{sizes.decoder}: {name} is not a product whose heads are separated")
         size = told[name].shape.dim[3].dim_value
         shape = writer.ints([0, 0, sizes.heads, size])
         apart = writer.add("Reshape", [reshape.input[0], shape])
@@ -266,22 +268,22 @@ def cross_outputs(maker: ModelProto, sizes: SpeechSizes) -> list[ValueInfoProto]
     read = {name for node in graph.node for name in node.input} & {value.name for value in graph.input}
     if read != {HIDDEN}:
         raise UnsupportedModelError(
-            f"{sizes.decoder}: keys and values of the encoder's output are made of {', '.join(sorted(read))}; "
-            f"{HIDDEN} alone is known"
+            f"{sizes.decoder}: keys and values of the encoder's output are made from {', '.join(sorted(read))}; only "
+            f"{HIDDEN} is supported"
         )
     return outputs
 
 
 def finished(model: ModelProto, filename: str) -> ModelProto:
-    """The model without what nothing reads, of an operator set from LEAST_OPSET on. Raises UnsupportedModelError."""
+    """The model without unread nodes, with an operator set from LEAST_OPSET on. Raises UnsupportedModelError."""
     tidy(model)
     for item in model.opset_import:
         if item.domain in ("", "ai.onnx") and item.version < LEAST_OPSET:
             others = {node.op_type for node in model.graph.node} - STEADY
             if others:
                 raise UnsupportedModelError(
-                    f"{filename}: its operator set is {item.version}, in which {', '.join(sorted(others))} may mean "
-                    f"something else than in {LEAST_OPSET}; export it again"
+                    f"{filename}: its operator set is {item.version}, in which {', '.join(sorted(others))} may have "
+                    f"another meaning than in {LEAST_OPSET}; export it again"
                 )
             item.version = LEAST_OPSET
     return model

@@ -15,14 +15,16 @@ from .onnx_pb2 import GraphProto, ModelProto
 __all__ = ["GGUF", "PARTS", "contradictions", "parse", "refuse_pointer", "require_no_circle", "serialize"]
 
 PARTS = "capstan.parts"
-"""The external_data key of a weight that a graph pass has made of parts of the file: their fields, as JSON."""
+"""The external_data key of a weight that a graph pass made from parts of the file; the value is their fields, as
+JSON.
+"""
 GGUF = ".gguf"
-"""The end of the name of a file whose graph Capstan writes (graph/gguf), its weights parts of that file."""
+"""The ending of files whose graph Capstan writes (graph/gguf), with weights that are parts of the file."""
 LFS_POINTER = b"version https://git-lfs"
 
 
 def parse(data: bytes | bytearray | memoryview, name: str = "model.onnx") -> ModelProto:
-    """Parse the bytes of an ONNX file; `name` is what error messages call it.
+    """Parse the bytes of an ONNX file; error messages call it `name`.
 
     Raises ModelFileError if the bytes are not an ONNX model.
     """
@@ -38,7 +40,7 @@ def parse(data: bytes | bytearray | memoryview, name: str = "model.onnx") -> Mod
     require_texts(model.graph, name)
     made = name.endswith(GGUF)
     if not made and any(item.key == PARTS for tensor in model.graph.initializer for item in tensor.external_data):
-        raise ModelFileError(f"{name}: external data with {PARTS!r}, which files do not have; export the model again")
+        raise ModelFileError(f"{name}: external data with {PARTS!r}, a key that no file has; export the model again")
     if not model.graph.node or not model.graph.output:
         raise ModelFileError(
             f"{name}: {len(content)} bytes with no nodes or no outputs, expected an ONNX graph; copy or export it again"
@@ -48,7 +50,9 @@ def parse(data: bytes | bytearray | memoryview, name: str = "model.onnx") -> Mod
 
 
 def require_no_circle(graph: GraphProto, name: str) -> None:
-    """Raise ModelFileError for a node that reads its own output, directly or through others: passes walk up a graph."""
+    """Raise ModelFileError for a node that reads its own output, directly or through others: passes that walk up the
+    graph would not end.
+    """
     makers = {output: number for number, node in enumerate(graph.node) for output in node.output if output}
     reads = {number: {makers[each] for each in node.input if each in makers} for number, node in enumerate(graph.node)}
     if all(made < number for number, before in reads.items() for made in before):
@@ -62,15 +66,16 @@ def require_no_circle(graph: GraphProto, name: str) -> None:
 
 
 def require_texts(graph: GraphProto, name: str) -> None:
-    """Raise ModelFileError for a name in the graph that is not UTF-8, which protobuf gives as bytes or refuses to
-    give."""
+    """Raise ModelFileError for a name in the graph that is not UTF-8; protobuf returns such a name as bytes, or
+    fails.
+    """
     for text in names_of(graph):
         if not isinstance(text, str):
             raise ModelFileError(f"{name}: the graph has the name {text!r}, which is not UTF-8; export the model again")
 
 
 def names_of(graph: GraphProto) -> Iterator[object]:
-    """The names of values, dimensions, tensors, nodes and attributes, those of subgraphs among them."""
+    """The names of values, dimensions, tensors, nodes and attributes, including those of subgraphs."""
     for value in chain(graph.input, graph.output, graph.value_info):
         yield value.name
         for dim in value.type.tensor_type.shape.dim:
@@ -90,8 +95,9 @@ def names_of(graph: GraphProto) -> Iterator[object]:
 
 @contextmanager
 def contradictions(name: str = "model.onnx") -> Iterator[None]:
-    """Raise ModelFileError when a node has fewer inputs or attributes than its operator requires. No exporter writes
-    such graphs, so nothing is checked beforehand: the error comes from the code that needs the missing part."""
+    """Raise ModelFileError if a node has fewer inputs or attributes than its operator requires. No exporter writes such
+    graphs, so there is no check beforehand; the error comes from the code that needs the missing part.
+    """
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -103,7 +109,7 @@ def contradictions(name: str = "model.onnx") -> Iterator[None]:
 
 
 def refuse_pointer(start: bytes, size: int, name: str) -> None:
-    """Raise ModelFileError if a file of `size` bytes begins as the pointers do that Git LFS leaves for files."""
+    """Raise ModelFileError if a file of `size` bytes begins like a Git LFS pointer."""
     if start.startswith(LFS_POINTER):
         raise ModelFileError(f"{name}: a Git LFS pointer of {size} bytes, not the model; run `git lfs pull`")
 

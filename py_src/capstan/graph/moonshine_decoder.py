@@ -1,8 +1,8 @@
 """Moonshine's encoder and merged decoder, as Optimum exports them: a pair over sounds of any length.
 
-The decoder reads keys and values of one size, that of the longest sound. After those of a shorter one there are zeros.
-A key has more elements than a head: one of them is a large negative number after the sound and zero within it, and
-queries have ones there, so that attention gives no weight to what comes after it.
+The decoder reads keys and values of one size, that of the longest sound; zeros follow those of a shorter sound. A key
+has more elements than a head: one of them is a large negative number after the sound and zero within it. Queries have a
+one there, so that attention gives no weight to positions after the sound.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["moonshine_graphs"]
 
 MASK = "attention_mask"
 AFTER = -3e4
-"""The number in keys after a sound; float16 has it."""
+"""The number in keys after a sound; float16 can represent it."""
 
 
 def moonshine_graphs(encoder: ModelProto, merged: ModelProto, sizes: SpeechSizes) -> tuple[ModelProto, ModelProto]:
@@ -27,8 +27,8 @@ def moonshine_graphs(encoder: ModelProto, merged: ModelProto, sizes: SpeechSizes
     others = [value.name for value in encoder.graph.input][1:]
     if others:
         raise UnsupportedModelError(
-            f"{sizes.encoder} has an input {others[0]} beside the samples; take an export of Transformers.js' scripts, "
-            "whose encoder hears one whole sound"
+            f"{sizes.encoder} has an input {others[0]} besides the samples; use an export of Transformers.js' "
+            "scripts, whose encoder takes one whole sound"
         )
     maker, decoder = apart(encoder, merged, sizes)
     made = encoder_of(copied(encoder), maker, sizes)
@@ -37,7 +37,7 @@ def moonshine_graphs(encoder: ModelProto, merged: ModelProto, sizes: SpeechSizes
 
 
 def wider(head_size: int) -> int:
-    """Elements of a key: those of a head and at least one more."""
+    """The number of elements of a key: more than a head by at least one."""
     return -(-(head_size + 1) // ROTATED) * ROTATED
 
 
@@ -72,7 +72,7 @@ def frames_padded(model: ModelProto, sizes: SpeechSizes) -> None:
 
 
 def short(name: str) -> str:
-    """The encoder's output without what comes after the sound."""
+    """The encoder's output without the positions after the sound."""
     return f"{name}/heard"
 
 
@@ -84,9 +84,7 @@ def decoder_of(made: ModelProto, sizes: SpeechSizes) -> ModelProto:
     for key, value in sizes.caches("past_key_values", "encoder"):
         product = product_of(wiring, key)
         if product is None:
-            raise UnsupportedModelError(
-                f"{sizes.decoder}: no product of queries reads {key}; take an export of Optimum"
-            )
+            raise UnsupportedModelError(f"{sizes.decoder}: no product of queries reads {key}; use an export of Optimum")
         size = told[key].shape.dim[3].dim_value
         one = writer.numbers(told[key].elem_type, [1.0], "one", dims=())
         pads = writer.ints([0] * 7 + [wider(size) - size])
@@ -97,13 +95,13 @@ def decoder_of(made: ModelProto, sizes: SpeechSizes) -> ModelProto:
             told[name].shape.dim[2].dim_value = sizes.frames
     graph.node.extend(writer.made)
     delete(graph.input, lambda value: value.name == HIDDEN)
-    # A decoder on WebGPU has a mask. Nothing reads this one: lengths are those of the caches.
+    # Decoders on WebGPU have a mask. This one is not read: lengths come from the caches.
     graph.input.append(value_info(MASK, TensorProto.INT64, ["batch_size", "total_sequence_length"]))
     return finished(made, sizes.decoder)
 
 
 def product_of(wiring: Wiring, key: str) -> NodeProto | None:
-    """The product of queries and the keys of an encoder's output, which are turned and scaled."""
+    """The product of queries and the keys of an encoder's output, which are transposed and scaled."""
     names = [key]
     for name in names:
         for node in wiring.consumers.get(name, []):

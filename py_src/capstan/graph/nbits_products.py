@@ -1,4 +1,4 @@
-"""The products of a graph by weights in a few bits: which they take, and of which shape; and the sums beside them."""
+"""The products of a graph by weights in a few bits, with weights and shapes, and the sums beside them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class NBitsProduct:
     bits: int = 4
     zeros: str = ""
     minima: str = ""
-    """Minima [k / block, n], if all that reads y adds the product of the blocks' sums of x with these."""
+    """Minima [k / block, n], if all readers of y add the product of the blocks' sums of x with these."""
 
 
 def nbits_products(model: ModelProto) -> tuple[NBitsProduct, ...]:
@@ -53,7 +53,7 @@ def nbits_products(model: ModelProto) -> tuple[NBitsProduct, ...]:
 
 
 def minima_of(wiring: Wiring, node: NodeProto, blocks: int, block: int) -> str:
-    """The minima of a product of `blocks` blocks, as the graph of a GGUF file has them; "" if it has none."""
+    """The minima of a product of `blocks` blocks, in the form of a GGUF file's graph; "" without minima."""
     readers = wiring.consumers.get(node.output[0], [])
     if len(readers) != 1 or readers[0].op_type != "Add" or node.output[0] in wiring.outputs:
         return ""
@@ -65,7 +65,7 @@ def minima_of(wiring: Wiring, node: NodeProto, blocks: int, block: int) -> str:
 
 
 def blocks_of(wiring: Wiring, product: NodeProto) -> tuple[str, list[int]] | None:
-    """The values of which a product multiplies sums of blocks, and their shape; None for another product."""
+    """The values whose sums over blocks a product multiplies, and their shape; None for another product."""
     sums = wiring.producer.get(product.input[0])
     if sums is None or sums.op_type != "ReduceSum" or attribute(sums, "keepdims", 1) or len(sums.input) < 2:
         return None
@@ -77,9 +77,10 @@ def blocks_of(wiring: Wiring, product: NodeProto) -> tuple[str, list[int]] | Non
 
 
 def sums_by_products(model: ModelProto) -> ModelProto:
-    """The sums of blocks that products by minima multiply, made by products with ones in float32: onnxruntime-web's
-    sums of 32 elements take a software adapter 4.5 times as long. Those in float16 stay: a GPU takes half the time for
-    them (benches/NOTES.md)."""
+    """Make the sums of blocks that products by minima multiply by products with ones in float32: on a software adapter
+    onnxruntime-web's sums of 32 elements take 4.5 times as long. Sums in float16 stay: on a GPU they take half the time
+    (benches/NOTES.md).
+    """
     result = copy_of(model)
     graph = result.graph
     wiring = Wiring(graph)

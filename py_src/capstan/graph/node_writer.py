@@ -12,7 +12,7 @@ __all__ = ["AttributeValue", "NodeWriter", "add_attribute", "new_node", "place_o
 
 AttributeValue = int | float | str | Sequence[int]
 CODES: dict[int, str] = {TensorProto.FLOAT: "f", TensorProto.FLOAT16: "e", TensorProto.INT32: "i"}
-"""How `struct` packs an element."""
+"""The `struct` format of an element."""
 
 
 def new_node(
@@ -24,7 +24,7 @@ def new_node(
     domain: str = "",
     **attributes: AttributeValue,
 ) -> NodeProto:
-    """A node that is in no graph yet; without a name it takes that of its first output."""
+    """A node outside of any graph; without a name it takes that of its first output."""
     node = NodeProto(op_type=op, domain=domain, input=inputs, output=outputs)
     node.name = name or node.output[0]
     for key, value in attributes.items():
@@ -33,7 +33,7 @@ def new_node(
 
 
 def set_attribute(node: NodeProto, name: str, value: AttributeValue) -> None:
-    """Give a node an attribute, in place of one of that name."""
+    """Set an attribute of a node, and replace one of that name."""
     take_attribute(node, name)
     add_attribute(node, name, value)
 
@@ -57,12 +57,12 @@ def take_attribute(node: NodeProto, *names: str) -> None:
 
 
 def place_of(graph: GraphProto, node: NodeProto) -> int:
-    """The index of the node of the graph that has this one's first output."""
+    """The index of the graph's node with the same first output."""
     return next(place for place, each in enumerate(graph.node[:]) if each.output[0] == node.output[0])
 
 
 class NodeWriter:
-    """Collects nodes with names below one prefix; constants are added to the graph at once."""
+    """Collects nodes with names below one prefix; constants are added to the graph immediately."""
 
     def __init__(self, graph: GraphProto, front: str) -> None:
         self.graph, self.front = graph, fresh_name(graph, front)
@@ -70,7 +70,7 @@ class NodeWriter:
         self._names: dict[str, int] = {}
 
     def name(self, part: str) -> str:
-        """A name that nothing else has: FRONT/part, then FRONT/part_2 ..."""
+        """An unused name: FRONT/part, then FRONT/part_2 ..."""
         count = self._names[part] = self._names.get(part, 0) + 1
         return f"{self.front}/{part}" if count == 1 else f"{self.front}/{part}_{count}"
 
@@ -90,7 +90,7 @@ class NodeWriter:
         return self.made[-1].output[0]
 
     def ints(self, values: Sequence[int], part: str = "ints", *, scalar: bool = False) -> str:
-        """An INT64 constant: a vector, or a scalar if so asked."""
+        """An INT64 constant: a vector, or a scalar if requested."""
         name = self.name(part)
         self.graph.initializer.append(int64_tensor(name, values, scalar=scalar))
         return name

@@ -1,9 +1,8 @@
-"""Norms of q and k before attention, where GroupQueryAttention has them as inputs: onnxruntime-web computes them there
-on WebGPU only.
+"""Moves norms of q and k out of GroupQueryAttention, which onnxruntime-web supports only on WebGPU.
 
     q [batch, tokens, heads x head size] -> Reshape by head -> SimplifiedLayerNormalization -> Reshape -> attention
 
-with q, k and v split first where they are one tensor.
+q, k and v are split first if they are one tensor.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ SPLIT_BY_INPUT = 13
 
 
 def norms_apart(model: ModelProto) -> ModelProto:
-    """Put the norms of q and k, where attention has them as inputs, into nodes before it."""
+    """Put the norms of q and k that are inputs of attention into nodes before it."""
     result = copy_of(model)
     opset = max((item.version for item in result.opset_import if item.domain in ("", "ai.onnx")), default=0)
     tensors = {tensor.name: tensor for tensor in result.graph.initializer}

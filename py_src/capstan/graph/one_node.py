@@ -65,7 +65,9 @@ def one_node(
     attributes: Mapping[str, int] | None = None,
     constants: Sequence[tuple[str, tuple[int, ...], list[int]]] = (),
 ) -> bytes:
-    """A serialized model; `constants` are int32 initializers that follow the node's inputs: name, dims, values."""
+    """A serialized model of one node; `constants` are int32 initializers that follow the node's inputs: name, dims,
+    values.
+    """
     model = ModelProto(ir_version=IR_VERSION)
     model.opset_import.add(domain="", version=OPSET)
     if domain:

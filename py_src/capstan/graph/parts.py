@@ -1,4 +1,4 @@
-"""Ranges of a data file that fill a weight's buffer, as they are or rearranged on the way."""
+"""Ranges of a data file that fill a weight's buffer, unchanged or rearranged while loading."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Turn:
-    """A matrix whose file has [rows, columns] and whose buffer has [columns, rows], each row of the buffer from a whole
-    byte on."""
+    """A matrix that is [rows, columns] in the file and [columns, rows] in the buffer; each row of the buffer starts at
+    a whole byte.
+    """
 
     kind: ClassVar[str] = "turn"
     rows: int
@@ -34,8 +35,9 @@ class Turn:
     bits: int
     """Bits of an element: 4, 8, 16 or 32; int4 has the even elements in the low halves of bytes."""
     flipped: bool
-    """Whether the highest bit of each element is inverted on the way: signed integers become unsigned ones, by adding
-    half of their range."""
+    """Whether the highest bit of each element is inverted while loading: adding half of the range makes signed integers
+    unsigned.
+    """
 
     def made(self, length: int) -> int:
         return self.columns * ((self.rows * self.bits + 7) // 8)
@@ -45,8 +47,9 @@ class Turn:
 
 @dataclass(frozen=True)
 class Beside:
-    """A matrix whose rows, of `row` bytes in the file, are `stride` bytes apart in the buffer: other parts are beside
-    them. Both are multiples of 4."""
+    """A matrix whose rows, of `row` bytes in the file, are `stride` bytes apart in the buffer, because other parts are
+    beside them. Both are multiples of 4.
+    """
 
     kind: ClassVar[str] = "beside"
     row: int
@@ -61,7 +64,7 @@ class Beside:
 
 @dataclass(frozen=True)
 class Narrow:
-    """An even number of float32 that the buffer has as float16."""
+    """An even number of float32 values that are float16 in the buffer."""
 
     kind: ClassVar[str] = "narrow"
 
@@ -73,7 +76,9 @@ class Narrow:
 
 @dataclass(frozen=True)
 class Unpack:
-    """A tensor of a GGUF file, of which the buffer has one thing; see graph/gguf/gguf_types.py."""
+    """A tensor of a GGUF file, of which the buffer has the quants, the scales, the minima or the values; see
+    graph/gguf/gguf_types.py.
+    """
 
     kind: ClassVar[str] = "unpack"
     type: int
@@ -84,15 +89,17 @@ class Unpack:
     bits: int
     """Bits of an element in the buffer: 4 or 8 of quants, 16 or 32 of floats."""
     block: int = 1
-    """Elements of a row of the tensor for one of the buffer: those that share a scale and a minimum."""
+    """The number of the tensor's elements for one element of the buffer: those that share a scale and a minimum."""
     halves: int = 0
-    """Rows of an attention head whose file has the two halves of the rows in turn and whose buffer has one half after
-    the other; 0 for rows that stay."""
+    """Rows of an attention head, if the file alternates rows of both halves and the buffer has one half after the
+    other; 0 for rows that stay.
+    """
     shift: int = 0
     """The q that becomes zero, of a type with minima."""
     stride: int = 0
-    """Elements of a row of the buffer that is [columns, rows]: `rows` of them, and those of other parts beside; 0 for a
-    buffer of [rows, columns]."""
+    """Elements of a row of a buffer [columns, rows], including those of other parts beside; 0 for a buffer [rows,
+    columns].
+    """
     between: int = 0
     """Bytes of other parts' rows between two rows, a multiple of 4."""
 
@@ -107,8 +114,9 @@ class Unpack:
 
 @dataclass(frozen=True)
 class Angles:
-    """A rotary table [positions, frequencies], which the buffer has and the file has not: for each position p and
-    frequency f, `scale` x cos(p f) or sin(p f), with p f in float32."""
+    """A rotary table [positions, frequencies] that only the buffer has: for each position p and frequency f, `scale` x
+    cos(p f) or sin(p f), with p f in float32.
+    """
 
     kind: ClassVar[str] = "angles"
     wave: Literal["cos", "sin"]
@@ -130,16 +138,18 @@ class Angles:
 
 
 Change = Turn | Beside | Narrow | Unpack | Angles
-"""A way to rearrange a part. `made(length)` is the bytes in the buffer of a part of `length` bytes, `step(length)` how
-far after its start the next part starts."""
+"""A way to rearrange a part. A part of `length` bytes takes `made(length)` bytes in the buffer, and the next part
+starts `step(length)` bytes after its start.
+"""
 
 CHANGES: dict[str, type[Change]] = {each.kind: each for each in (Turn, Beside, Narrow, Unpack, Angles)}
 
 
 @dataclass(frozen=True)
 class Part:
-    """`length` bytes at `offset` of a file, as they are or rearranged. In the buffer they are after the part before,
-    or each of their rows is after that part's."""
+    """`length` bytes at `offset` of a file, unchanged or rearranged. In the buffer a part follows the part before it,
+    or each of its rows follows that part's row.
+    """
 
     offset: int
     length: int
@@ -152,7 +162,7 @@ class Part:
 
     @property
     def step(self) -> int:
-        """Bytes from its start in the buffer to that of the next part."""
+        """Bytes in the buffer from its start to the start of the next part."""
         return self.change.step(self.length) if self.change else self.length
 
 
@@ -162,7 +172,7 @@ def fields_of(change: Change | None) -> tuple[Any, ...] | None:
 
 
 def change_of(fields: Sequence[Any] | None) -> Change | None:
-    """The change of such fields."""
+    """The change with these fields."""
     return CHANGES[fields[0]](*fields[1:]) if fields else None
 
 

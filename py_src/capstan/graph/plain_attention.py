@@ -6,8 +6,8 @@
 
 Or it is one MultiHeadAttention over such a cache, as optimizers of onnxruntime and older model builders write it.
 
-Every step of it is checked: the constants that scale, the halves that are rotated, the frequencies with the position
-ids, and that the mask is causal and nothing else. A graph that has anything else in its attention stays unchanged.
+Every step is checked: the constants that scale, the halves that are rotated, the frequencies with the position ids, and
+that the mask is only causal. A graph with anything else in its attention stays unchanged.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from .wiring import SAME_VALUES, Wiring, attribute, copy_of, integers
 __all__ = ["floats", "group_query_attention"]
 
 LEAST_OPSET = 13
-"""The first whose ReduceSum takes its axes as an input."""
+"""The first operator set whose ReduceSum takes its axes as an input."""
 FLOATS: dict[int, tuple[str, int]] = {TensorProto.FLOAT: ("f", 4), TensorProto.FLOAT16: ("e", 2)}
 LARGEST_INDEX = 2**31 - 1
 WHOLE, WHOLE_INPUTS = "MultiHeadAttention", 8
-"""The operator that is all of attention, and how many inputs it has up to its caches."""
+"""The operator that is all of attention, and the number of its inputs up to its caches."""
 MASK_NUMBERS = 4
 """Integers up to this one occur in a causal mask as axes, ranks and steps; a window's length is larger."""
 MASK_OPS = set(
@@ -39,7 +39,7 @@ CAUSAL = {"Trilu", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"}
 
 
 class NotUnderstoodError(CapstanError):
-    """A node that is not what attention has at this place."""
+    """Attention has another node than expected."""
 
     def __init__(self, node: NodeProto | None, what: str) -> None:
         name = "a graph input" if node is None else f"node {node.name or '/'.join(node.output)} ({node.op_type})"
@@ -54,11 +54,11 @@ def group_query_attention(
     mask: str = "attention_mask",
     positions: str = "position_ids",
 ) -> tuple[ModelProto, str]:
-    """The same model with GroupQueryAttention over caches of one size, and why it is unchanged (empty if it was
-    rewritten). A graph that concatenates no cache comes back as it is, with no reason.
+    """The same model with GroupQueryAttention over caches of one size, and the reason if it is unchanged (else empty).
+    A graph that concatenates no cache is unchanged without a reason.
 
-    `caches` are past key, past value, present key and present value of each layer, `heads` how many there are of
-    queries and of keys, and the size of one.
+    `caches` are past key, past value, present key and present value of each layer; `heads` are the numbers of query and
+    key heads, and their size.
     """
     wiring = Wiring(model.graph)
     made_by = [wiring.maker(present) for _, _, *presents in caches for present in presents]
@@ -66,7 +66,7 @@ def group_query_attention(
     if kinds not in ({"Concat"}, {WHOLE}):
         return model, ""
     if mask not in wiring.inputs:
-        return model, f"it has no input {mask}, of which lengths are computed"
+        return model, f"it has no input {mask}, from which lengths are computed"
     if next((item.version for item in model.opset_import if item.domain in ("", "ai.onnx")), 0) < LEAST_OPSET:
         return model, f"its operator set is older than {LEAST_OPSET}"
     result = copy_of(model)
@@ -128,7 +128,7 @@ class Reader:
         )
 
     def whole_attention(self, heads: tuple[int, int, int], cache: tuple[str, str, str, str]) -> Attention:
-        """MultiHeadAttention(q, k, v, no bias, no padding, causal mask, past key, past value)."""
+        """Recognises MultiHeadAttention(q, k, v, no bias, no padding, causal mask, past key, past value)."""
         past_key, past_value, present_key, present_value = cache
         node = self._node(self._same(present_key), WHOLE)
         given = [*node.input, *[""] * (WHOLE_INPUTS - len(node.input))]
@@ -138,9 +138,11 @@ class Reader:
         if (key, value) != (past_key, past_value) or any(given[WHOLE_INPUTS:]):
             raise NotUnderstoodError(node, f"does not append to {past_key} and {past_value}")
         if bias or padding:
-            raise NotUnderstoodError(node, f"has a bias or a mask of keys, {bias or padding}")
+            raise NotUnderstoodError(node, f"has a bias or a mask of keys: {bias or padding}")
         if attribute(node, "num_heads", 0) != heads[0] or heads[0] != heads[1]:
-            raise NotUnderstoodError(node, f"has {attribute(node, 'num_heads', 0)} heads, not {heads[0]} of each kind")
+            raise NotUnderstoodError(
+                node, f"has {attribute(node, 'num_heads', 0)} heads instead of {heads[0]} of each kind"
+            )
         if mask:
             self._require_causal(mask)
         elif not attribute(node, "unidirectional", 0):
@@ -154,24 +156,26 @@ class Reader:
         """The node that makes a tensor, of this operator and with these attributes."""
         node = self.wiring.producer.get(name)
         if node is None or node.op_type != kind:
-            raise NotUnderstoodError(node, f"where {kind} is expected")
+            raise NotUnderstoodError(node, f"was found instead of {kind}")
         for wanted, values in lists.items():
             if list(next((item.ints for item in node.attribute if item.name == wanted), [])) != values:
                 raise NotUnderstoodError(node, f"its {wanted} is not {values}")
         return node
 
     def _same(self, name: str) -> str:
-        """Up past nodes that change no value."""
+        """The tensor above nodes that change no value."""
         return self.wiring.original(name)
 
     def _only_reader(self, name: str) -> NodeProto:
         readers = self.wiring.consumers.get(name, [])
         if len(readers) != 1:
-            raise NotUnderstoodError(self.wiring.producer.get(name), f"is read {len(readers)} times, not once")
+            raise NotUnderstoodError(self.wiring.producer.get(name), f"is read {len(readers)} times instead of once")
         return readers[0]
 
     def _appended(self, present: str, past: str) -> tuple[str, str, int | None]:
-        """The cache with what is new in it, what that is, and the type that it is cast to for that, None if to none."""
+        """The cache with the new positions, these positions, and the type to which it is cast for that; None without a
+        cast.
+        """
         concat = self._node(self._same(present), "Concat")
         if len(concat.input) != 2 or attribute(concat, "axis", 0) not in (-2, 2):
             raise NotUnderstoodError(concat, f"does not append to {past}")
@@ -184,12 +188,12 @@ class Reader:
     def _reader_of(self, value: str) -> NodeProto:
         """The node that multiplies the attention weights by these values."""
         if value not in self._products:
-            raise NotUnderstoodError(self.wiring.producer.get(value), "no product takes it with its heads repeated")
+            raise NotUnderstoodError(self.wiring.producer.get(value), "no product reads it with its heads repeated")
         return self._products[value]
 
     def _repeated(self, name: str) -> str:
-        """The cache below a repetition of its heads (each several times in a row), or the tensor itself if none are
-        repeated.
+        """The cache below a repetition of its heads (each several times in succession), or the tensor itself without
+        repetition.
         """
         reshape = self.wiring.producer.get(name)
         if reshape is None or reshape.op_type != "Reshape":
@@ -238,7 +242,9 @@ class Reader:
         raise NotUnderstoodError(masked, "adds no mask to the scores")
 
     def _require_causal(self, name: str) -> None:
-        """The mask is computed from lengths, attention_mask and small numbers alone, with a comparison of positions."""
+        """Raise unless the mask is computed only from lengths, attention_mask and small numbers, with a comparison of
+        positions.
+        """
         if name in self._masks:
             return
         found: set[str] = set()
@@ -248,13 +254,13 @@ class Reader:
             if item is None or item.op_type == "Shape":
                 continue  # an input, a constant, or a length
             if item.op_type not in MASK_OPS:
-                raise NotUnderstoodError(item, "has no place in a causal mask")
+                raise NotUnderstoodError(item, "does not belong in a causal mask")
             found.add(item.op_type)
             for source in item.input:
                 numbers = integers(self.wiring.constants.get(source)) or []
                 odd = [number for number in numbers if MASK_NUMBERS < abs(number) < LARGEST_INDEX]
                 if odd:
-                    raise NotUnderstoodError(item, f"reads {odd[0]}: the mask is not causal alone")
+                    raise NotUnderstoodError(item, f"reads {odd[0]}: the mask is not only causal")
                 if source not in seen:
                     seen.add(source)
                     pending.append(source)
@@ -279,7 +285,7 @@ class Reader:
                         if cos != sin:
                             raise NotUnderstoodError(total, "takes sine and cosine of different angles")
                         return x, cos
-        raise NotUnderstoodError(total, "is no rotary embedding of whole heads")
+        raise NotUnderstoodError(total, "is not a rotary embedding of whole heads")
 
     def _is_turned(self, name: str, x: str) -> bool:
         """Whether a tensor is the second half of x, negated, and then the first."""
@@ -338,16 +344,16 @@ class Reader:
             name = self._same(node.input[0])
             node = self.wiring.producer.get(name)
         if node is None or node.op_type not in ("MatMul", "Mul"):
-            raise NotUnderstoodError(node, "is no product of positions and frequencies")
+            raise NotUnderstoodError(node, "is not a product of positions and frequencies")
         sides = [self._spread(source) for source in node.input]
         for tensor, position in (sides, sides[::-1]):
             values = floats(self.wiring.constants.get(tensor))
             if position == self.positions and values is not None and len(values) == self.head_size // 2:
                 return Rotary(tuple(values), scale)
-        raise NotUnderstoodError(node, f"is no product of {self.positions} and {self.head_size // 2} frequencies")
+        raise NotUnderstoodError(node, f"is not a product of {self.positions} and {self.head_size // 2} frequencies")
 
     def _spread(self, name: str) -> str:
-        """Up past nodes that give a tensor another shape."""
+        """The tensor above nodes that change only its shape."""
         spreading = {*SAME_VALUES, "Expand", "Unsqueeze", "Reshape"}
         while (node := self.wiring.producer.get(name)) is not None and node.op_type in spreading:
             name = node.input[0]

@@ -2,8 +2,8 @@
 
     x -> Pow(2) -> ReduceMean(last axis) -> Add(epsilon) -> Sqrt -> 1 / ... -> Mul(x) -> Mul(weight)
 
-If x is cast to float32 before and back to float16 after, the norm takes the float16 values and computes in float32 by
-itself.
+If x is cast to float32 before and back to float16 after, the norm takes the float16 values, since it computes in
+float32 internally.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["simplified_norms"]
 
 
 def simplified_norms(model: ModelProto) -> ModelProto:
-    """The same model with every norm that is understood as one node."""
+    """The same model with one node for each recognised norm."""
     result = copy_of(model)
     graph = result.graph
     wiring = Wiring(graph)
@@ -43,7 +43,7 @@ def become_norm(node: NodeProto, x: str, weight: str, epsilon: float) -> None:
 
 
 def norm_of(wiring: Wiring, name: str) -> tuple[str, float] | None:
-    """The tensor that is divided by its root mean square, and the epsilon; None if this is something else."""
+    """The tensor that is divided by its root mean square, and the epsilon; None for another product."""
     node = wiring.producer.get(name)
     narrowed = node is not None and node.op_type == "Cast" and attribute(node, "to", 0) == TensorProto.FLOAT16
     if node is not None and node.op_type == "Cast":

@@ -19,12 +19,12 @@ __all__ = ["plain_recurrence"]
 
 OPERATORS = ("LpNormalization", "LinearAttentionGate", "GatedRMSNorm", "GatedAdd")
 LEAST = 1e-12
-"""Mean of the squares below which a vector counts as zero."""
+"""A vector with a smaller mean of squares counts as zero."""
 FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16)
 
 
 def plain_recurrence(model: ModelProto) -> ModelProto:
-    """The same model with these operators in plain ones, where their types and sizes are known; others stay."""
+    """The same model with these operators expressed in plain ones, where types and sizes are known; others stay."""
     if not any(node.op_type in OPERATORS for node in model.graph.node):
         return model
     result = copy_of(model)
@@ -61,7 +61,7 @@ def last_axis(node: NodeProto, rank: int) -> bool:
 
 @dataclass
 class Plain:
-    """Makes the nodes that take the place of one."""
+    """Makes the nodes that replace one node."""
 
     writer: NodeWriter
     node: NodeProto

@@ -1,9 +1,9 @@
-"""One vector a row out of an encoder's hidden states.
+"""Pools an encoder's hidden states to one vector a row.
 
     hidden [B, S, H], capstan_weights [B, 1, S] float32 -> Cast, MatMul -> capstan_pooled [B, 1, H] float32
 
-The weights say which tokens count: all of a text alike (mean), the first one (cls) or the last one. Models of any opset
-have these two operators.
+The weights determine which tokens count: all of a text equally (mean), the first one (cls) or the last one. Every opset
+has these two operators.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ def hidden_output(model: ModelProto) -> str | None:
 
 
 def is_float(value: ValueInfoProto, rank: int) -> bool:
-    """Whether a value is of floats and has so many dimensions, or tells none."""
+    """Whether a value is of floats and has that number of dimensions, or an unknown shape."""
     about = value.type.tensor_type
     return about.elem_type in FLOATS and (not about.HasField("shape") or len(about.shape.dim) == rank)
 
 
 def pooled(model: ModelProto, hidden: str | None, sentence: str | None = None) -> ModelProto:
-    """A model whose one output is POOLED: `hidden` weighted by the input WEIGHTS, or `sentence` in float32."""
+    """A model whose only output is POOLED: `hidden` weighted by the input WEIGHTS, or `sentence` in float32."""
     result = copy_of(model)
     graph = result.graph
     if hidden is None:

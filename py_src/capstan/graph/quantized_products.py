@@ -1,10 +1,10 @@
-"""Products by weights that a DequantizeLinear node would bring into floats in every run, as MatMulNBits nodes.
+"""Products by weights that a DequantizeLinear node would convert to floats in every run become MatMulNBits nodes.
 
     DequantizeLinear(W, scales[, zero points]) [-> Transpose] -> MatMul | Gemm      becomes      MatMulNBits [-> Add]
 
-Both compute x (q - zero) * scale, with a scale for each block of K elements that are added up. MatMulNBits holds rows
-of W, unsigned: weights that are [K, N] in the file are turned on their way to the GPU, signed ones moved by half of
-their range together with their zero points.
+Both compute x (q - zero) * scale, with a scale for each block of the K elements of a sum. MatMulNBits holds rows of W,
+unsigned: weights that are [K, N] in the file are transposed while loading, and signed ones are shifted by half of their
+range together with their zero points.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ __all__ = ["quantized_products"]
 PACKED = (TensorProto.INT4, TensorProto.UINT4, TensorProto.INT8, TensorProto.UINT8)
 SIGNED = (TensorProto.INT4, TensorProto.INT8)
 LEAST_BLOCK = 16
-"""The least block of MatMulNBits, whose blocks are powers of two."""
+"""The smallest block of MatMulNBits; blocks are powers of two."""
 
 
 class NotOneProductError(Exception):
-    """A product stays unchanged; the message is the reason."""
+    """Raised for a product that stays unchanged; the message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,10 @@ class Found:
 
 
 def quantized_products(model: ModelProto, accuracy_level: int = 0) -> tuple[ModelProto, str]:
-    """The model with MatMulNBits nodes where that is the same computation; and why it is not everywhere, else empty.
+    """The model with MatMulNBits nodes where the computation is the same, and the reason why some products stay, else
+    empty.
 
-    `accuracy_level` is what the nodes are given: 4 allows activations in int8.
+    `accuracy_level` is set on the nodes: 4 allows activations in int8.
     """
     result = copy_of(model)
     graph = result.graph
@@ -82,7 +83,7 @@ def product_of(wiring: Wiring, product: NodeProto) -> Found | None:
     if product.op_type == "Gemm":
         factors = [item.f for item in product.attribute if item.name in ("alpha", "beta")]
         if attribute(product, "transA", 0) or any(factor != 1 for factor in factors):
-            raise NotOneProductError("Gemm with factors or a turned input")
+            raise NotOneProductError("Gemm with factors or a transposed input")
         turned ^= bool(attribute(product, "transB", 0))
         bias = product.input[2] if len(product.input) > 2 else ""
     return Found(source, product, turned, bias)
@@ -122,20 +123,23 @@ class Rewriter:
         axis = attribute(self.found.dequantize, "axis", 1) % 2
         if self.block < LEAST_BLOCK or self.block & (self.block - 1) or axis != rows or self.k % self.block:
             raise NotOneProductError(
-                f"blocks of {self.block} along axis {axis} of {shape(self.weights)}, which MatMulNBits does not have"
+                f"blocks of {self.block} along axis {axis} of {shape(self.weights)}, a form that MatMulNBits does "
+                "not support"
             )
         blocks = self.k // self.block
         dims = (self.n, blocks) if rows else (blocks, self.n)
         for entry in filter(None, (self.scales, self.zeros)):
             if entry.dims != dims:
-                raise NotOneProductError(f"{entry.name} is {shape(entry)}, not a number for each block")
+                raise NotOneProductError(f"{entry.name} is {shape(entry)} instead of a number for each block")
         if self.zeros is not None and self.zeros.onnx_type != self.weights.onnx_type:
             raise NotOneProductError(f"{self.zeros.name} is {self.zeros.dtype} for weights of {self.weights.dtype}")
         made = attribute(self.found.dequantize, "output_dtype", 0)
         if made not in (0, self.scales.onnx_type):
-            raise NotOneProductError(f"{self.scales.dtype} scales make floats of another type")
+            raise NotOneProductError(f"{self.scales.dtype} scales give floats of another type")
         if rows and self.zeros is not None and blocks * self.bits % 8:
-            raise NotOneProductError(f"{self.zeros.name} has rows of {blocks} half bytes, which begin within bytes")
+            raise NotOneProductError(
+                f"{self.zeros.name} has rows of {blocks} half bytes, some of which start within a byte"
+            )
 
     def rewrite(self, accuracy_level: int) -> None:
         product = self.found.product
@@ -151,7 +155,7 @@ class Rewriter:
         if self.zeros is not None:
             inputs.append(self.made(self.zeros, (self.n, zero_bytes), self.bits, flipped))
         elif not flipped:
-            # Without zero points MatMulNBits takes half of the range for zero, DequantizeLinear none of it.
+            # Without zero points MatMulNBits uses half of the range as zero, DequantizeLinear uses 0.
             name = fresh_name(self.graph, f"{self.weights.name}_zeros")
             tensor = TensorProto(name=name, data_type=TensorProto.UINT8, raw_data=bytes(self.n * zero_bytes))
             tensor.dims.extend((self.n, zero_bytes))
@@ -182,10 +186,10 @@ class Rewriter:
             self.graph.node.insert(place, each)
 
     def made(self, entry: WeightEntry, dims: Sequence[int], bits: int, flipped: bool) -> str:
-        """An initializer with these rows of W, of its scales or of its zero points."""
+        """An initializer with these rows of W, its scales or its zero points."""
         tensors = {tensor.name for tensor in self.graph.initializer}
         name = f"{entry.name}_rows"
-        if name not in tensors:  # Weights of several products are one tensor.
+        if name not in tensors:  # Several products share a tensor of weights.
             rows, columns = (entry.dims[0] * entry.dims[1], 1) if self.found.by_rows else entry.dims
             turn = None if self.found.by_rows and not flipped else Turn(rows, columns, bits, flipped)
             kind = TensorProto.UINT8 if entry.onnx_type in PACKED else entry.onnx_type

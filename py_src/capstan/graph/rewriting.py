@@ -26,20 +26,20 @@ __all__ = ["Rewriting"]
 
 @dataclass
 class Rewriting:
-    """The facts for the passes over one model, and those that passes find out for later passes and for the caller."""
+    """The facts for the passes over one model, and facts that passes find for later passes and for the caller."""
 
     config: GenaiConfig | None = None
-    """Every graph has it but a session's."""
+    """The configuration; only a session's graph has none."""
     lora_rank: int | None = None
-    """The rank of the LoRA adapters that a graph for WebGPU is for; None is for none."""
+    """The rank of the LoRA adapters for which a graph for WebGPU is made; None without adapters."""
     packed: bool = True
-    """Whether the rotary embedding of packed q, k and v has enough storage buffers."""
+    """Whether the adapter has enough storage buffers for the rotary embedding of packed q, k and v."""
     largest: int = 0
     """Bytes of the largest weight or cache that the GPU adapter binds; 0 for no limit."""
     room: int = 0
-    """Positions that caches must have room for; 0 if no length is told."""
+    """The capacity that caches must have, in positions; 0 if no length is given."""
     first_logits: str = ""
-    """An input that is to say from which position on logits are computed; "" for the last position only."""
+    """The name of the input with the first position that gives logits; "" for logits of only the last position."""
     wide_bytes: int = 0
     """Bytes of float32 weights that may be made in place of packed ones, for the CPU."""
     constants: Mapping[str, bytes] = field(default_factory=dict)
@@ -47,34 +47,34 @@ class Rewriting:
     defaults: Mapping[str, bytes] = field(default_factory=dict)
     """The bytes of defaults of LoRA inputs in data files, by name (`lora_defaults`)."""
     file: bytes = b""
-    """The bytes that the model was parsed from; without them the places of tensors in it are not told."""
+    """The bytes from which the model was parsed; without them the places of tensors in it are unknown."""
     run_length: int | None = None
-    """Tokens of the one run that the graph is for; None where sequences of any length are run."""
+    """The number of tokens of the single run for which the graph is made; None for sequences of any length."""
 
     lora: tuple[LoraInput, ...] = ()
     """The inputs of the file's graph that LoRA adapters fill."""
     others: tuple[str, ...] = ()
-    """Its inputs with a default that adapters do not fill."""
+    """The file's inputs with a default that adapters do not fill."""
     slots: tuple[LoraSlot, ...] = ()
     """The inputs that each sequence gets for LoRA adapters of that rank."""
     unrecognised: str = ""
-    """Why attention over caches that grow was not recognised; empty if it was, or if there is none."""
+    """The reason why attention over growing caches was not recognised; empty without one."""
     rope: LongRope | None = None
     """The rotary tables that became inputs; None if there is one kind of rotary factors."""
     sliding: SlidingCaches | None = None
     """The caches whose positions count from a base."""
     unslid: str = ""
-    """Why those of attention over a window do not; empty if they do, or if there is none."""
+    """The reason why caches of attention over a window do not slide; empty without one."""
     unpacked: str = ""
-    """Why some product by weights with DequantizeLinear is no MatMulNBits; empty if there is no such product."""
+    """The reason why some product by weights with DequantizeLinear did not become a MatMulNBits; empty without one."""
     split: tuple[SplitWeight, ...] = ()
-    """The weights that are larger."""
+    """The weights that are larger than `largest`."""
     tables: tuple[SplitTable, ...] = ()
-    """The tables among them that are in parts."""
+    """The tables among these that are in parts."""
     cache_parts: tuple[SplitCache, ...] = ()
-    """The caches of so many positions that are larger."""
+    """The caches that are larger, at the given capacity."""
     placing: Placing | None = None
-    """How features of pictures take the place of embeddings; None in a graph of text."""
+    """The placing of features of pictures among embeddings; None in a graph of text."""
     weights: tuple[WeightEntry, ...] = ()
     """The weights that became inputs."""
     from_gguf: tuple[UnpackedWeight, ...] = ()
@@ -85,10 +85,12 @@ class Rewriting:
     """Those float32 weights."""
     description: GraphDescription | None = None
     projection: str = ""
-    """Why the output projection of a prompt is over all its positions; empty if it is over the last one alone."""
+    """The reason why the output projection of a prompt is over all its positions; empty if it is only over the last
+    one.
+    """
     lengths: FedLengths | None = None
     unfed: str = ""
-    """Why `lengths` is None; else empty."""
+    """The reason why `lengths` is None; else empty."""
 
     @property
     def decoder(self) -> DecoderConfig:
@@ -101,5 +103,5 @@ class Rewriting:
 
     @property
     def about(self) -> GraphDescription:
-        assert self.description is not None, "the pass `describe` comes first"
+        assert self.description is not None, "the pass `describe` runs first"
         return self.description

@@ -1,6 +1,6 @@
 """Nodes that compute a rotary table, in a graph or a branch of an If: cosines or sines of positions times frequencies.
 
-onnxruntime computes them once, as it makes the session.
+onnxruntime computes them once, when it makes the session.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def write_rows(graph: GraphProto, name: str, rows: ComputedRows) -> None:
 
 
 def add_rows(writer: NodeWriter, rows: ComputedRows) -> str:
-    """Add the nodes of a table [rows, frequencies]; its name."""
+    """Add the nodes of a table [rows, frequencies]; returns its name."""
     bounds = (("start", 0.0), ("limit", float(rows.rows)), ("delta", 1.0))
     positions = writer.add("Range", [writer.numbers(TensorProto.FLOAT, [at], part, dims=()) for part, at in bounds])
     column = writer.add("Unsqueeze", [positions, writer.ints([1], "axis")])
@@ -51,7 +51,7 @@ def add_rows(writer: NodeWriter, rows: ComputedRows) -> str:
 
 
 def computed_rows(wiring: Wiring, name: str) -> ComputedRows | None:
-    """The rows of the table of that name, if the graph computes it by these nodes."""
+    """The rows of the table of that name, if the graph computes it with these nodes."""
     kind, scale = int(TensorProto.FLOAT), 1.0
     node = wiring.producer.get(name)
     if node is not None and node.op_type == "Cast":

@@ -1,8 +1,8 @@
-"""The weights of any graph on WebGPU: which become inputs, as a decoder's do, and which stay initializers.
+"""Decides which weights of a graph on WebGPU become inputs, like a decoder's, and which stay initializers.
 
-A decoder's weights are read by a few operations. Any graph may have initializers that onnxruntime needs as values when
-it makes the session, or that a kernel reads on the host; as inputs those would be read back in each run, or refused.
-So only what a listed operation reads on the GPU becomes an input.
+Only a few operations read a decoder's weights. Other graphs may have initializers that onnxruntime needs as values when
+it makes the session, or that a kernel reads on the host; as inputs these would be read back in each run, or refused. So
+only weights that a listed operation reads on the GPU become inputs.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ FLOAT_READERS = frozenset(
 )
 """Operations whose float inputs onnxruntime-web's WebGPU kernels read on the GPU, whether they are constants or not."""
 PACKED_READERS = frozenset(["MatMulNBits", "GatherBlockQuantized", "DequantizeLinear", "QMoE"])
-"""The same for integers that stand for floats."""
+"""The same for integers that represent floats."""
 NOT_FOLDED = "DequantizeLinear"
-"""Computed in each run even from constants."""
+"""Operators that onnxruntime computes in each run even from constants."""
 
 
 def prepared(model: ModelProto) -> ModelProto:
-    """The same model without unread nodes and initializers; where all weights that it transposes may be inputs, they
-    are transposed as they are loaded."""
+    """The same model without unread nodes and initializers. If all weights that it transposes may be inputs, they are
+    transposed while loading.
+    """
     with changed_in_place(model) as twin:
         turned = turned_weights(twin)
     kept = kept_initializers(turned)
@@ -73,15 +74,17 @@ def kept_initializers(model: ModelProto) -> dict[str, str]:
 
 
 def why_kept(entry: WeightEntry, reader: NodeProto, folded: bool) -> str:
-    """Why a weight must be an initializer for a node that reads it; "" if it may be an input."""
+    """The reason why a weight must be an initializer for a node that reads it; "" if it may be an input."""
     if folded:
-        return f"{reader.op_type} has constant inputs only, so onnxruntime computes it once for a session"
+        return f"{reader.op_type} has only constant inputs, so onnxruntime computes it once for a session"
     known = FLOAT_READERS if entry.onnx_type in FLOATS else PACKED_READERS if entry.onnx_type in PACKED else ()
     return "" if reader.op_type in known else f"{reader.op_type} may read a constant of {entry.dtype} on the host"
 
 
 def folded_nodes(graph: GraphProto) -> set[int]:
-    """The places of the nodes that compute with constants only, which onnxruntime does as it makes the session."""
+    """The indices of the nodes that compute only from constants, which onnxruntime computes when it makes the
+    session.
+    """
     constants = {tensor.name for tensor in graph.initializer}
     found: set[int] = set()
     for index, node in enumerate(graph.node):
@@ -133,7 +136,7 @@ def make_inline(tensor: TensorProto, data: bytes) -> None:
 
 
 def data_ends(model: ModelProto) -> dict[str, int]:
-    """How many bytes a model needs of each of its data files, by location; in alphabetical order."""
+    """The number of bytes that a model needs of each of its data files, by location, in alphabetical order."""
     ends: dict[str, int] = {}
     entries = [*external_entries(model), *map(entry_of, inner_tensors(model.graph))]
     for entry in entries:

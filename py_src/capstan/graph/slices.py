@@ -1,4 +1,4 @@
-"""A graph in parts that run one after another, each with all that its nodes compute as outputs."""
+"""Cuts a graph into parts that run one after another; all results of a part's nodes are outputs."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from .wiring import captured_names, subgraphs, value_info
 __all__ = ["GraphSlice", "layer_of", "layer_slices", "slice_model"]
 
 LAYER = re.compile(r"(?:^|[/._])(?:layers?|h|blocks?)[._](\d+)(?:$|[/._])")
-"""Finds the layer's number in a node's name, as exporters write it."""
+"""Finds the layer's number in a node's name, in the forms that exporters write."""
 MOST_NODES = 64
 """The most nodes of a slice, so that graphs without layers in their names have several slices, too."""
 
 
 @dataclass(frozen=True)
 class GraphSlice:
-    """Consecutive nodes. `reads` are the tensors that others made or that are the graph's inputs, `weights` the
-    initializers, `makes` what the nodes compute."""
+    """Consecutive nodes. `reads` are tensors from other nodes and the graph's inputs, `weights` the initializers,
+    `makes` the results of the nodes.
+    """
 
     nodes: tuple[NodeProto, ...]
     reads: tuple[str, ...]
@@ -29,7 +30,7 @@ class GraphSlice:
 
 
 def layer_of(node: NodeProto) -> int | None:
-    """The layer that the names of a node, or of what it makes and reads, have; None without one."""
+    """The layer in the names of a node, or of its outputs and inputs; None without one."""
     for name in (node.name, *node.output, *node.input):
         found = LAYER.search(name)
         if found:
@@ -38,7 +39,7 @@ def layer_of(node: NodeProto) -> int | None:
 
 
 def layer_slices(model: ModelProto) -> list[GraphSlice]:
-    """The graph's nodes in their order, a layer's together."""
+    """The graph's nodes in order, with those of a layer together."""
     parts: list[list[NodeProto]] = []
     last: int | None = None
     for node in model.graph.node:
@@ -65,7 +66,7 @@ def slice_of(nodes: Sequence[NodeProto], weights: Collection[str]) -> GraphSlice
 
 
 def inner_names(node: NodeProto) -> Iterable[str]:
-    """The names that the subgraphs of a node define themselves."""
+    """The names that are defined inside the subgraphs of a node."""
     for subgraph in subgraphs(node):
         yield from (value.name for value in subgraph.input)
         yield from (tensor.name for tensor in subgraph.initializer)
@@ -97,7 +98,7 @@ def slice_model(
 
 
 def inlined(tensor: TensorProto, data: Mapping[str, bytes]) -> TensorProto:
-    """The tensor with its data in itself."""
+    """The tensor with its data inside."""
     if tensor.data_location != TensorProto.EXTERNAL:
         return tensor
     return TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims, raw_data=data[tensor.name])

@@ -1,12 +1,12 @@
-"""Caches of attention over a window that hold the last positions alone.
+"""Caches of attention over a window that hold only the last positions.
 
-Such a cache has room for the window and for the positions that are run next. It holds those from a base on; before it
+Such a cache has room for the window and for the positions that run next. It holds positions from a base on; before it
 is full, the rows of the last window move to its front, and the base grows (device/webgpu/sliding.py). In the graph, the
 attention's lengths count from the base, and so do the rows of its rotary tables, which become inputs:
 
     seqlens_k, total_sequence_length - base -> seqlens_k, total_sequence_length of attention over a window
 
-Nothing else depends on the base: attention takes places in caches, distances and rows of tables from these lengths.
+Nothing else depends on the base: attention derives places in caches, distances and rows of tables from these lengths.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ PAST_KEY, PAST_VALUE, POSITION_IDS, BIAS = 3, 4, 9, 10
 LENGTH = 2
 """The index of a cache's positions among its dimensions."""
 SLACK = 512
-"""The least capacity of a cache besides its window, in positions: twice as many as bursts under way may add."""
+"""The smallest capacity of a cache besides its window, in positions: twice the number that bursts under way may add."""
 
 
 @dataclass(frozen=True)
 class WindowTable:
-    """Cosines or sines: an input of the graph, whose first row is the one of the base."""
+    """Cosines or sines: an input of the graph, whose first row belongs to the base."""
 
     name: str
     dtype: str
@@ -45,10 +45,10 @@ class WindowTable:
 
 @dataclass(frozen=True)
 class SlidingCaches:
-    """The caches of a model that need not hold all positions."""
+    """The caches of a model that do not need to hold all positions."""
 
     window: int
-    """Positions that the longest window has, the new one included."""
+    """The longest window in positions, including the new one."""
     base: str
     """An input of the graph, int32 [1]: the position of the first row."""
     pasts: tuple[str, ...]
@@ -56,15 +56,15 @@ class SlidingCaches:
     tables: tuple[WindowTable, ...]
 
     def room(self, capacity: int, chunk: int) -> int:
-        """Positions that such a cache holds in a sequence of `capacity` ones, of which a run adds at most `chunk`."""
+        """The capacity of such a cache in a sequence of `capacity` positions, to which a run adds at most `chunk`."""
         return min(capacity, self.window + max(chunk, SLACK))
 
     def slides(self, capacity: int, chunk: int) -> bool:
-        """Whether that is less than all positions."""
+        """Whether that is less than `capacity`."""
         return self.room(capacity, chunk) < capacity
 
     def holds(self, base: int, length: int) -> bool:
-        """Whether caches from `base` on have all positions that the one behind `length` sees."""
+        """Whether caches from `base` on have all positions to which the position after `length` attends."""
         return base == 0 or length >= base + self.window
 
 
@@ -72,7 +72,7 @@ def sliding_caches(
     model: ModelProto, mask: str = "attention_mask", file: bytes = b""
 ) -> tuple[ModelProto, SlidingCaches | None, str]:
     """Let the lengths of all attention over a window count from a base; return the new model, its sliding caches, and
-    why there are none (empty if no attention has a window). `file` has the bytes of the parsed model.
+    the reason if there are none (empty if no attention has a window). `file` has the bytes of the parsed model.
 
     Run it after `total_length_on_gpu`. Either all windows are rewritten or none.
     """
@@ -110,7 +110,7 @@ def sliding_caches(
     pasts = tuple(node.input[place] for node in users for place in (PAST_KEY, PAST_VALUE))
     presents = {node.output[place] for node in users for place in (1, 2)}
     for value in (*graph.input, *graph.output):
-        # onnxruntime takes a dimension of one name for one size.
+        # onnxruntime assumes that dimensions of the same name have the same size.
         if value.name in pasts or value.name in presents:
             way = "past" if value.name in pasts else "total"
             value.type.tensor_type.shape.dim[LENGTH].Clear()
@@ -124,26 +124,26 @@ def sliding_caches(
 
 
 def unfit(wiring: Wiring, node: NodeProto, mask: str, tensors: dict[str, TensorProto]) -> str:
-    """The reason for which an attention's positions cannot count from a base; empty if there is none."""
+    """The reason why an attention's positions cannot count from a base; empty without one."""
     if len(node.input) <= COS_CACHE + 1 or len(node.output) < 3 or attribute(node, "do_rotary", 0) != 1:
         return "it does not rotate queries and keys itself"
     if not is_last(wiring, node.input[SEQLENS_K], mask) or not is_total(wiring, node.input[TOTAL_LENGTH], mask):
-        return f"its lengths are no sums of {mask}"
+        return f"its lengths are not sums of {mask}"
     for place, what in ((POSITION_IDS, "position_ids"), (BIAS, "attention_bias")):
         if place < len(node.input) and node.input[place]:
             return f"it has an input {what}"
     for name in node.input[COS_CACHE : COS_CACHE + 2]:
         if name not in tensors or len(tensors[name].dims) != 2:
-            return f"its rotary table {name} is no constant of rows"
+            return f"its rotary table {name} is not a constant of rows"
     return ""
 
 
 def whole_caches(model: ModelProto) -> ModelProto:
-    """The same model with attention that has all positions in its caches.
+    """The same model with all positions in attention's caches.
 
-    With `sliding_window_cache`, as the model builder's exports for the CPU have it, attention over a window may be
-    given a cache that is shorter than the sequence, and then indexes it from the window's start. It computes the same
-    over a cache of all positions without it, which is what Capstan binds.
+    With `sliding_window_cache`, which the model builder's exports for the CPU have, attention over a window accepts a
+    cache shorter than the sequence and indexes it from the window's start. Without it attention computes the same over
+    a cache of all positions, which Capstan binds.
     """
     result = copy_of(model)
     for node in result.graph.node:

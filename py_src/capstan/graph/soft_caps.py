@@ -1,16 +1,16 @@
 """Attention with a soft cap on its scores, or over another layer's caches, in operators that onnxruntime-web computes.
 
-Its GroupQueryAttention on WebGPU leaves the cap out, and the window of a node that writes no caches; on the CPU such a
-node reads memory of others (1.30; a native 1.30 crashes, 1.31 is right). The rewrite keeps a node for what it does to
-the caches, without the cap, and computes its result beside it, from the same q and the caches' first
+Its GroupQueryAttention on WebGPU ignores the cap, and the window of a node that writes no caches; on the CPU such a
+node reads foreign memory (1.30; a native 1.30 crashes, 1.31 is right). The rewrite keeps the node without the cap, so
+that it writes the caches, and computes its result separately from the same q and the caches' first
 `total_sequence_length` positions:
 
     q -> (Slice, RotaryEmbedding) -> Mul by scale / cap -> [kv heads, group, tokens, head]
     present keys -> Slice, Transpose -> MatMul -> Tanh -> Mul by cap -> Add (-inf where a position is out of sight)
     present values -> Slice, Transpose -> MatMul after Softmax -> the node's result
 
-Without a cap there is no Tanh, and no product with the cap. A node that writes no caches goes.
-Scores are materialised: [heads, tokens, total length], of which the estimate of activations knows.
+Without a cap there is no Tanh, and no product with the cap. A node that writes no caches is removed. Scores are
+materialised as [heads, tokens, total length], which the estimate of activations includes.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ ATTENTION = "GroupQueryAttention"
 QUERY, KEY, PAST_KEY, SEQLENS_K, TOTAL_LENGTH, COS, SIN, POSITION_IDS = 0, 1, 3, 5, 6, 7, 8, 9
 TAKEN_OVER = {"num_heads", "kv_num_heads", "scale", "softcap", "local_window_size", "do_rotary", "rotary_interleaved"}
 NEUTRAL = {"smooth_softmax": (0, -1), "causal": (1,), "qk_output": (0,), "sliding_window_cache": (0,)}
-"""Further attributes at the values where they change nothing."""
+"""Further attributes, with the values at which they change nothing."""
 LEAST: dict[int, float] = {TensorProto.FLOAT: -3e38, TensorProto.FLOAT16: -65504.0}
-"""The number that hides a position, by element type."""
+"""The number that masks a position, by element type."""
 TOKENS: int | str = "sequence_length"
 POSITIONS = "total_sequence_length"
 
 
 def soft_caps_apart(model: ModelProto, head_sizes: Mapping[str, int]) -> ModelProto:
-    """Compute every GroupQueryAttention that has a soft cap, or a window over another one's caches, by other operators,
-    if besides the cap it has only a scale, a window and rotary embedding of whole heads; others stay unchanged.
-    `head_sizes` are those of caches, by the input that reads them.
+    """Compute every GroupQueryAttention that has a soft cap, or a window over another node's caches, by other
+    operators, if besides the cap it has only a scale, a window and rotary embedding of whole heads; others stay
+    unchanged. `head_sizes` are by the input that reads the cache.
     """
 
     def left_out(node: NodeProto, shares: bool) -> bool:
@@ -49,15 +49,16 @@ def soft_caps_apart(model: ModelProto, head_sizes: Mapping[str, int]) -> ModelPr
 
 
 def shared_caches_apart(model: ModelProto, head_sizes: Mapping[str, int]) -> ModelProto:
-    """Compute every GroupQueryAttention over another one's caches by other operators."""
+    """Compute every GroupQueryAttention over another node's caches by other operators."""
     return attention_apart(model, head_sizes, lambda node, shares: shares)
 
 
 def attention_apart(
     model: ModelProto, head_sizes: Mapping[str, int], asks: Callable[[NodeProto, bool], bool]
 ) -> ModelProto:
-    """Compute a GroupQueryAttention by other operators where `asks(node, shares)` is true; `shares` says whether the
-    node reads the caches of another one."""
+    """Compute a GroupQueryAttention by other operators if `asks(node, shares)` is true; `shares` is whether the node
+    reads another node's caches.
+    """
     attentions = [node for node in model.graph.node[:] if node.op_type == ATTENTION and len(node.input) > PAST_KEY]
     written = {node.output[1]: node.input[PAST_KEY] for node in attentions if len(node.output) > 1}
 
@@ -88,7 +89,7 @@ def real(node: NodeProto, name: str) -> float:
 
 
 def element_of(model: ModelProto, name: str) -> int:
-    """The type of an attention's caches by the input that reads its keys, UNDEFINED if the graph does not tell."""
+    """The type of an attention's caches from the input that reads its keys; UNDEFINED if the graph does not give it."""
     tensors = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
     inputs = {value.name: value.type.tensor_type.elem_type for value in model.graph.input}
     return int(tensors.get(name, inputs.get(name, TensorProto.UNDEFINED)))
@@ -122,12 +123,13 @@ class Apart:
     head: int
     writer: NodeWriter
     shares: bool
-    """Whether the caches are another node's, which has written them."""
+    """Whether another node has written the caches."""
 
     @property
     def positions(self) -> int | str:
-        """The dimension of the total length: onnxruntime takes one name for one size, and lengths of sliding caches are
-        others."""
+        """The name of the total length's dimension: onnxruntime assumes one size for a name, and sliding caches have
+        other lengths.
+        """
         return f"{POSITIONS} of {self.node.input[TOTAL_LENGTH]}"
 
     def replace(self) -> None:
@@ -175,7 +177,7 @@ class Apart:
             del graph.node[place - 1]
 
     def add(self, op: str, inputs: Iterable[str], part: str, shape: Iterable[int | str] = (), **attributes: Any) -> str:
-        """Add a node; `shape` is its result's, of the element type, where that is worth telling."""
+        """Add a node; with `shape` its result is declared, in the element type."""
         domain = "com.microsoft" if op == "RotaryEmbedding" else ""
         output = self.writer.add(op, inputs, part, domain=domain, **attributes)
         if shape:
@@ -201,7 +203,7 @@ class Apart:
         return self.add("Slice", [name, *bounds, self.writer.ints([axis], f"{part} axis")], part, shape)
 
     def rotated(self, query: str, tokens: str, heads: int) -> str:
-        """The query at the positions of the run, of which the first is one more than the last less the tokens."""
+        """The query, rotated at the positions of the run; the first of these is total length - tokens."""
         past = self.add("Sub", [self.node.input[SEQLENS_K], tokens], "past_less_one")
         first = self.add("Add", [past, self.int32("next", 1)], "first_32")
         first = self.add("Cast", [first], "first", to=TensorProto.INT64)
@@ -219,7 +221,7 @@ class Apart:
         return self.add("Slice", [cache, start, total, axis], f"{part}s_there", shape)
 
     def hidden(self, tokens: str) -> str:
-        """The mask that is added to scores: the least number at positions out of sight, 0 elsewhere."""
+        """The mask that is added to scores: the smallest number at masked positions, 0 elsewhere."""
         zero, one = (self.int32(part, value, scalar=True) for part, value in (("zero", 0), ("step", 1)))
         scalar = self.writer.ints([], "scalar")
         total = self.add("Reshape", [self.node.input[TOTAL_LENGTH], scalar], "total_scalar")

@@ -1,7 +1,7 @@
-"""A speech decoder with the inputs of a text decoder: a mask, from which lengths come, and positions.
+"""A speech decoder with the inputs of a text decoder: a mask, which gives lengths, and positions.
 
-The export takes both from the size of its growing caches. With a mask plain_attention.py reads its attention, whose
-caches then have one size and are written in place:
+The export takes both from the size of its growing caches. With a mask plain_attention.py recognises its attention,
+whose caches then have one size and are written in place:
 
     Slice(table, Shape(past), Shape(past) + Shape(input_ids)) -> Gather(table, position_ids)
 
@@ -26,12 +26,13 @@ LENGTHS = {"Add", "Cast", "Constant", "Gather", "Shape", "Squeeze", "Unsqueeze"}
 PRODUCTS = ("MatMul", "MatMulNBits")
 BITS: dict[int, int] = {TensorProto.FLOAT: 32, TensorProto.FLOAT16: 16}
 READ = 4
-"""Bytes of the data file that a part names at least."""
+"""The smallest number of bytes of the data file that a part names."""
 
 
 def speech_decoder(model: ModelProto, past: str, input_ids: str, mask: str, positions: str) -> ModelProto:
-    """The same with inputs `mask` and `positions`. A graph that has one of them, or that takes positions from something
-    else than the size of the cache `past`, comes back as an equal copy."""
+    """The same with inputs `mask` and `positions`. A graph that already has one of them, or that does not take
+    positions from the size of the cache `past`, comes back as an equal copy.
+    """
     result = copy_of(model)
     graph = result.graph
     wiring = Wiring(graph)
@@ -68,7 +69,7 @@ def keys_biased(model: ModelProto) -> None:
 
 
 def zeros_like(tensor: TensorProto, name: str) -> TensorProto | None:
-    """A vector of as many zeros, in the same data file if that one is in a file; None for other shapes and types."""
+    """A vector of zeros of the same size, in the same data file if there is one; None for other shapes and types."""
     bits = BITS.get(tensor.data_type)
     if bits is None or len(tensor.dims) != 1:
         return None
@@ -76,13 +77,13 @@ def zeros_like(tensor: TensorProto, name: str) -> TensorProto | None:
     if tensor.data_location != TensorProto.EXTERNAL:
         return TensorProto(name=name, data_type=tensor.data_type, dims=[size], raw_data=bytes(size * bits // 8))
     held = entry_of(tensor)
-    # The sines of angles of zero.
+    # Zeros as the sines of zero angles.
     sines = Angles("sin", 1, b64encode(bytes(4 * size)).decode(), 1.0, bits)
     return made_of(name, tensor.data_type, [size], held.location, [Part(held.offset, READ, sines)])
 
 
 def rows_from(wiring: Wiring, node: NodeProto, past: str, input_ids: str) -> bool:
-    """Whether a Slice takes the rows of a table that begin at the length of a cache, one for each id."""
+    """Whether a Slice takes the rows of a table from the length of a cache on, one for each id."""
     if node.input[0] not in wiring.constants:
         return False
     sources = []

@@ -1,9 +1,8 @@
 """A decoder that takes embeddings becomes one that takes ids, and features of pictures at some of its positions.
 
-The embedding graph of a vision model gives the embeddings of ids, and features in their place where an id is the
-placeholder. The part that makes the embeddings of ids goes in front of the decoder. The caller says which features
-stand at which positions, so that a prompt may run in parts, and a placeholder that the model picks is a token like
-others:
+The embedding graph of a vision model gives the embeddings of ids, and features in place of placeholder ids. Its part
+that embeds ids is put before the decoder. The caller gives the positions of features, so that a prompt may run in
+parts, and a placeholder that the model picks is an ordinary token:
 
     Gather(features, places), embeddings of ids -> Where(places < 0) -> decoder
 """
@@ -34,7 +33,7 @@ __all__ = ["Placing", "placeholder", "spliced_embedding", "with_places", "withou
 
 PREFIX = "embedding/"
 PLACERS = {"Where": (1, 2), "ScatterND": (0,), "ScatterElements": (0,)}
-"""The operations that put features in the place of embeddings, and their inputs that may be the embeddings."""
+"""The operations that put features in place of embeddings, and their inputs that may be the embeddings."""
 STEADY = {"Add", "Cast", "Constant", "Gather", "Identity", "Mul", "Reshape", "Squeeze", "Unsqueeze"}
 """Operations that mean the same in every version of the operator set from LEAST_OPSET on."""
 LEAST_OPSET = 13
@@ -42,7 +41,8 @@ LEAST_OPSET = 13
 
 def spliced_embedding(decoder: ModelProto, embedding: ModelProto, names: EmbeddingNames) -> ModelProto:
     """The decoder after the embedding graph. Raises UnsupportedModelError for graphs that do not fit together, and for
-    an embedding graph that is not understood."""
+    an unknown form of embedding graph.
+    """
     source, made = copied(embedding), copied(decoder)
     target = input_of(made, names.target, "the decoder")
     features = input_of(source, names.features, names.filename) if names.features else target
@@ -50,8 +50,8 @@ def spliced_embedding(decoder: ModelProto, embedding: ModelProto, names: Embeddi
     hidden = features.dims[-1] if features.dims else None
     if not isinstance(hidden, int) or target.dims[-1:] != (hidden,):
         raise UnsupportedModelError(
-            f"{names.filename}: {names.features} is {list(features.dims)}, and the decoder's {names.target} is "
-            f"{list(target.dims)}; their last sizes must be one number: export both again"
+            f"{names.filename}: {names.features} is {list(features.dims)}, but the decoder's {names.target} is "
+            f"{list(target.dims)}; their last sizes must be equal: export both again"
         )
     element = element_type(made, names.target)
     kind = element_type(source, names.features) if names.features else element
@@ -77,8 +77,9 @@ def spliced_embedding(decoder: ModelProto, embedding: ModelProto, names: Embeddi
 
 
 def without_mask(model: ModelProto, mask: str, pixels: str) -> ModelProto:
-    """A vision graph of pixels [pictures, tiles, channels, height, width] whose mask of them, an input before, is made
-    in it: all are there."""
+    """A vision graph of pixels [pictures, tiles, channels, height, width] in which the mask of pixels, formerly an
+    input, is a constant: all pixels count.
+    """
     made = copied(model)
     delete(made.graph.input, lambda value: value.name == mask)
     shape, kept, sizes, there = (PREFIX + name for name in ("shape", "kept", "sizes", "there"))
@@ -96,26 +97,26 @@ def without_mask(model: ModelProto, mask: str, pixels: str) -> ModelProto:
 
 @dataclass(frozen=True)
 class Placing:
-    """How features take the place of embeddings."""
+    """The tensors of the placing of features among embeddings."""
 
     texts: str
     """The embeddings of ids."""
     target: str
-    """The same with features in some places."""
+    """The embeddings with features in some places."""
     features: int
     """The TensorProto.DataType of features."""
     embeddings: int
-    """That of embeddings."""
+    """The TensorProto.DataType of embeddings."""
     hidden: int
 
     def inputs(self) -> tuple[TensorInfo, TensorInfo]:
-        """The inputs that graphs with places have besides others."""
+        """The additional inputs of graphs with places."""
         features = value_info(FEATURES, self.features, ["feature_rows", self.hidden])
         return tensor_info(features), TensorInfo(PLACES, "int32", ("batch_size", "sequence_length"))
 
 
 def with_places(model: ModelProto, placing: Placing) -> ModelProto:
-    """With the inputs FEATURES and PLACES, in a graph that reads `target` or, after `without_places`, `texts`."""
+    """The graph with the inputs FEATURES and PLACES; it reads `target` or, after `without_places`, `texts`."""
     made = copy_of(model)
     graph = made.graph
     for node in graph.node:
@@ -141,7 +142,9 @@ def with_places(model: ModelProto, placing: Placing) -> ModelProto:
 
 
 def without_places(model: ModelProto) -> tuple[ModelProto, Placing | None]:
-    """Without these inputs, for runs over ids alone, and how to put them back; None for a graph without them."""
+    """The graph without these inputs, for runs over only ids, and the placing that restores them; None for a graph
+    without them.
+    """
     told = {value.name: value.type.tensor_type for value in model.graph.input}
     if FEATURES not in told or PLACES not in told:
         return model, None
@@ -162,7 +165,7 @@ def without_places(model: ModelProto) -> tuple[ModelProto, Placing | None]:
 
 
 def placeholder(embedding: ModelProto, names: EmbeddingNames) -> int:
-    """The id in whose places the embedding graph puts features. Raises UnsupportedModelError."""
+    """The id that the embedding graph replaces by features. Raises UnsupportedModelError."""
     wiring = Wiring(embedding.graph)
     found: set[int] = set()
     for node in embedding.graph.node:
@@ -171,13 +174,13 @@ def placeholder(embedding: ModelProto, names: EmbeddingNames) -> int:
     if len(found) != 1:
         shown = f"is compared with {', '.join(map(str, sorted(found)))}" if found else "is compared with no id"
         raise UnsupportedModelError(
-            f"{names.filename}: {names.input_ids} {shown}; one placeholder is known how to place"
+            f"{names.filename}: {names.input_ids} {shown}; exactly one placeholder is supported"
         )
     return found.pop()
 
 
 def text_embeddings(embedding: ModelProto, names: EmbeddingNames) -> str:
-    """The tensor that has the embeddings of ids, before features take the place of some."""
+    """The tensor with the embeddings of ids, before features replace some of them."""
     wiring = Wiring(embedding.graph)
     changed = {names.features}
     for node in embedding.graph.node:
@@ -189,14 +192,14 @@ def text_embeddings(embedding: ModelProto, names: EmbeddingNames) -> str:
     if names.embeddings not in changed or len(texts) != 1:
         shown = "missing" if placer is None else f"made by {placer.op_type}"
         raise UnsupportedModelError(
-            f"{names.filename}: the output {names.embeddings} is {shown}; one of {', '.join(PLACERS)} is known, which "
-            f"puts {names.features} in the place of embeddings"
+            f"{names.filename}: the output {names.embeddings} is {shown}; it must come from one of "
+            f"{', '.join(PLACERS)} that puts {names.features} in place of embeddings"
         )
     return texts[0]
 
 
 def rename(model: ModelProto, kept: str) -> None:
-    """Put PREFIX before the names of all tensors and nodes but one."""
+    """Put PREFIX before the names of all tensors and nodes except one."""
 
     def name(old: str) -> str:
         return old if old in ("", kept) else PREFIX + old
@@ -209,11 +212,12 @@ def rename(model: ModelProto, kept: str) -> None:
 
 
 def take_opsets(target: ModelProto, source: ModelProto, filename: str) -> None:
-    """Have a model import the operator sets of another, whose nodes join it. Raises UnsupportedModelError where they
-    would mean something else."""
+    """Import the operator sets of another model, whose nodes join this one. Raises UnsupportedModelError if their
+    meaning would change.
+    """
     versions = {item.domain: item.version for item in target.opset_import}
     if any(list(captured_names(node)) for node in source.graph.node):
-        raise UnsupportedModelError(f"{filename}: embeddings of ids behind a node with a graph inside are not read")
+        raise UnsupportedModelError(f"{filename}: embeddings of ids after a node with a subgraph are not supported")
     for item in source.opset_import:
         if item.domain not in versions:
             target.opset_import.add().CopyFrom(item)
@@ -221,7 +225,7 @@ def take_opsets(target: ModelProto, source: ModelProto, filename: str) -> None:
             kinds = {node.op_type for node in source.graph.node if node.domain == item.domain}
             if kinds - STEADY or min(item.version, versions[item.domain]) < LEAST_OPSET:
                 raise UnsupportedModelError(
-                    f"{filename}: operators of version {item.version} and the decoder's of {versions[item.domain]} "
+                    f"{filename}: operators have version {item.version}, the decoder's {versions[item.domain]} "
                     f"({', '.join(sorted(kinds))}); export both with one version"
                 )
 

@@ -4,7 +4,7 @@
                                                         GroupQueryAttention(q_p, k_p, v_p, past_p [B, H / N, P, D])
                                                         Concat
 
-A head of queries attends as before, to the same head of keys and values: the results are the same numbers.
+Each query head attends to the same key/value head as before, so the results are equal.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .wiring import attribute, copy_of, delete
 __all__ = ["SplitCache", "parts_that_fit", "split_caches", "whole_because"]
 
 PAST_KEY, PAST_VALUE, LAST_SHARED = 3, 4, 9
-"""Inputs of GroupQueryAttention. Those after the last one differ from head to head: a bias, sinks."""
+"""Inputs of GroupQueryAttention. The inputs after the last of these differ from head to head: a bias, sinks."""
 HEADS = 1
 """The index of a cache's heads among its dimensions."""
 
@@ -36,7 +36,7 @@ class SplitCache:
 
 
 def parts_that_fit(heads: int, head_bytes: int, largest: int) -> int:
-    """The fewest parts of equally many of the heads, none larger than that; 0 if one head is larger."""
+    """The fewest parts with equal numbers of heads, each at most that large; 0 if one head is larger."""
     return next(
         (parts for parts in range(1, heads + 1) if not heads % parts and heads // parts * head_bytes <= largest), 0
     )
@@ -45,8 +45,9 @@ def parts_that_fit(heads: int, head_bytes: int, largest: int) -> int:
 def split_caches(
     model: ModelProto, pairs: Mapping[CachePair, int], largest: int
 ) -> tuple[ModelProto, tuple[SplitCache, ...]]:
-    """The model with parts of the caches that have more than `largest` bytes; those caches. `pairs` have the bytes of a
-    head of each. If the caches have to stay whole, the model comes back unchanged."""
+    """The model with parts of the caches that have more than `largest` bytes, and these caches. `pairs` have the bytes
+    of a head of each. If the caches have to stay whole, the model comes back unchanged.
+    """
     large = {pair.past: pair for pair, size in pairs.items() if pair.heads * size > largest}
     if not large or whole_because(model, tuple(pairs)):
         return model, ()
@@ -62,7 +63,7 @@ def split_caches(
 
 
 def whole_because(model: ModelProto, pairs: Sequence[CachePair]) -> str:
-    """The reason against parts of the caches of `pairs`; empty if there is none."""
+    """The reason why the caches of `pairs` cannot be split; empty without one."""
     if opset_of(model) < SPLIT_WITH_SIZES:
         return f"its operator set is older than {SPLIT_WITH_SIZES}"
     attention = (node for node in model.graph.node if node.op_type == "GroupQueryAttention")
@@ -70,22 +71,22 @@ def whole_because(model: ModelProto, pairs: Sequence[CachePair]) -> str:
     presents = {pair.present for pair in pairs}
     shared = next((node for key, node in found.items() if key in presents), None)
     if shared is not None:
-        return f"node {shared.name or shared.output[0]} reads the caches of another one"
+        return f"node {shared.name or shared.output[0]} reads the caches of another node"
     for pair in pairs:
         if pair.kind != "key":
             continue
         node = found.get(pair.past)
         if node is None:
-            return f"{pair.past} is no cache of a GroupQueryAttention node"
+            return f"{pair.past} is not a cache of a GroupQueryAttention node"
         if any(node.input[LAST_SHARED + 1 :]):
-            return f"node {node.name or node.output[0]} reads something for each head"
+            return f"node {node.name or node.output[0]} reads an input with values for each head"
         if any(node.input[1:3]) != all(node.input[1:3]):
             return f"node {node.name or node.output[0]} takes keys or values from elsewhere"
     return ""
 
 
 def divide(graph: GraphProto, node: NodeProto, pair: CachePair, parts: int) -> None:
-    """Put attention over parts of the heads in the place of one node."""
+    """Replace one node by attention over parts of the heads."""
     heads, kv_heads = (attribute(node, name, 0) // parts for name in ("num_heads", "kv_num_heads"))
     front = node.name or node.output[0]
     queries, others = [heads * pair.head_size] * parts, [kv_heads * pair.head_size] * parts
@@ -125,7 +126,7 @@ def divide(graph: GraphProto, node: NodeProto, pair: CachePair, parts: int) -> N
 
 
 def in_parts(graph: GraphProto, name: str, parts: int) -> None:
-    """Put inputs or outputs for parts of the heads in the place of a cache."""
+    """Replace a cache by inputs or outputs for parts of the heads."""
     for values in (graph.input, graph.output):
         for place, value in enumerate(values[:]):
             if value.name != name:

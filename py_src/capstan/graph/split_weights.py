@@ -5,8 +5,8 @@
     MatMul(x, W [K, N])       MatMul(x, W_0), MatMul(x, W_1) -> Concat                               columns of W
     Gemm(x, W, C)             Gemm(x, W_0, C_0), Gemm(x, W_1, C_1) -> Concat                         the same, or rows
 
-A row of a table is read as before, an element of a product added up as before: the results are the same numbers.
-Tables and products that share the bytes of a file share those of their parts, since equal rows make equal ranges.
+Rows of a table are read, and elements of a product summed, as before, so the results are equal. Tables and products
+that share the bytes of a file also share those of their parts, since equal rows give equal ranges.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .wiring import Wiring, attribute, copy_of, delete, fresh_name, int64_tensor
 __all__ = ["SplitWeight", "split_weights"]
 
 ROWS = (1, 2, 3, 5)
-"""Inputs of MatMulNBits that have something for each row of the weights: these, scales, zero points, a bias."""
+"""Inputs of MatMulNBits with values for each row of the weights: the weights, scales, zero points, a bias."""
 GROUP_INDEX = 4
 
 
@@ -36,16 +36,16 @@ class SplitWeight:
 
     name: str
     bytes: int
-    """Its bytes, or those that are rearranged into it, if these are more."""
+    """Its bytes, or those of the file that are rearranged into it, if these are more."""
     parts: int
-    """The parts that it is read in; 0 if it stays whole, so that the adapter cannot hold it."""
+    """The number of parts; 0 if it stays whole, so that the adapter cannot hold it."""
     why: str = ""
-    """Why it stays whole; else empty."""
+    """The reason why it stays whole; else empty."""
 
 
 @dataclass(frozen=True)
 class SplitTable:
-    """A table in parts of `size` rows, the last of so many or fewer."""
+    """A table in parts of `size` rows; the last part may have fewer."""
 
     parts: tuple[str, ...]
     """The names of their weights."""
@@ -55,8 +55,9 @@ class SplitTable:
 def split_weights(
     model: ModelProto, largest: int
 ) -> tuple[ModelProto, tuple[SplitWeight, ...], tuple[SplitTable, ...]]:
-    """The model with parts of at most `largest` bytes in place of larger weights; these in the order in which they are
-    read, and the tables among them. 0 is for no limit."""
+    """The model with parts of at most `largest` bytes in place of larger weights; these weights in the order in which
+    they are read, and the tables among them. 0 means no limit.
+    """
     large = {entry.name: entry for entry in known_external_entries(model) if largest and bound_bytes(entry) > largest}
     if not large:
         return model, (), ()
@@ -80,7 +81,7 @@ def split_weights(
 
 
 class Splitter:
-    """Puts nodes over parts of a weight in the place of nodes over all of it."""
+    """Replaces nodes over a whole weight by nodes over its parts."""
 
     def __init__(self, model: ModelProto, largest: int) -> None:
         self.graph, self.largest = model.graph, largest
@@ -89,16 +90,17 @@ class Splitter:
         self.added: set[str] = set()
         """Initializers."""
         self.told: set[str] = set()
-        """Values whose type and shape are told."""
+        """Values whose type and shape are declared."""
         self.gone: set[str] = set()
-        """Outputs of nodes that were replaced together with an earlier one."""
+        """Outputs of nodes that were replaced together with an earlier node."""
         self.made: dict[tuple[str, int, int], str] = {}
         """The name of a range of rows or columns, by the weight's name, the first and the count."""
 
     def reshaped(self, large: Collection[str]) -> dict[str, str]:
-        """Weights with the dimensions that Reshape nodes give to large ones, in their place; the whole weight by each.
+        """Large weights that Reshape nodes reshape, with the new dimensions in their place; returns the whole weight
+        for each.
 
-        A table that is a product's weights, too, comes so."""
+        A table that is also a product's weight has this form."""
         wiring = Wiring(self.graph)
         found: dict[str, str] = {}
         for node in [node for name in large for node in wiring.consumers.get(name, ()) if node.op_type == "Reshape"]:
@@ -114,7 +116,9 @@ class Splitter:
         return found
 
     def split(self, node: NodeProto) -> int:
-        """Split what a node reads; the number of parts. Raises NotInRangesError if it can read all of it alone."""
+        """Split the weight that a node reads; returns the number of parts. Raises NotInRangesError if the node needs
+        the whole weight.
+        """
         splits: dict[str, Callable[[NodeProto], int]] = {
             "Gather": self.table,
             "GatherBlockQuantized": self.table,
@@ -141,7 +145,7 @@ class Splitter:
         parts = self.looked_up(f"{name}_part", ids, total, [("Div", self.number(size)), ("Reshape", self.column())])
         nodes, last = [*rows, *parts], rows
         if ranges[-1][1] < size:
-            # Rows of ids in other parts may be beyond its own.
+            # Row numbers of ids in other parts may be beyond this part.
             least = ("Min", self.number(ranges[-1][1] - 1))
             last = self.looked_up(f"{name}_last_row", ids, total, [within, least])
             nodes += last
@@ -164,10 +168,11 @@ class Splitter:
         return len(ranges)
 
     def looked_up(self, name: str, ids: str, total: int, steps: Sequence[tuple[str, str]]) -> list[NodeProto]:
-        """Nodes that look each id up in what operators make, one after another, of the numbers from 0 to `total`.
+        """Nodes that look each id up in a table, which operators, one after another, make of the numbers from 0 to
+        `total`.
 
-        onnxruntime computes that table once for a session. Tokens are int64, which the GPU takes as indices, but
-        which an eager run would compute with on the host.
+        onnxruntime computes that table once for a session. Tokens are int64, which the GPU accepts as indices;
+        arithmetic on them would run on the host in an eager run.
         """
         made = [self.node("Range", f"{name}_all", *(self.number(each) for each in (0, total, 1)))]
         for kind, other in steps:
@@ -204,7 +209,7 @@ class Splitter:
         return len(ranges)
 
     def below(self, node: NodeProto) -> tuple[NodeProto, NodeProto] | None:
-        """The product by minima that is added to a product of a GGUF file's graph, and the sum."""
+        """The product by minima that a GGUF file's graph adds to a product, and the sum."""
         wiring = Wiring(self.graph)
         k, block = attribute(node, "K", 0), attribute(node, "block_size", 0)
         minima = minima_of(wiring, node, k // block if block else 0, block)
@@ -235,7 +240,7 @@ class Splitter:
         total, name = weight.dims[0 if by_rows else 1], node.name or node.output[0]
         bias = node.input[2] if len(node.input) > 2 else ""
         if bias and list(self.tensor(bias).dims) != [total]:
-            raise NotInRangesError(f"{bias} has {list(self.tensor(bias).dims)}, which is not one for each of {total}")
+            raise NotInRangesError(f"{bias} has {list(self.tensor(bias).dims)} instead of one for each of {total}")
         ranges = self.ranges(node, [1], total)
         nodes = []
         for index, (first, count) in enumerate(ranges):
@@ -251,7 +256,7 @@ class Splitter:
         return len(ranges)
 
     def ranges(self, node: NodeProto, places: Sequence[int], total: int) -> list[tuple[int, int]]:
-        """The ranges of rows for these inputs of a node, so that the largest of them fits."""
+        """The ranges of rows for these inputs of a node, such that the largest input fits."""
         tensors = [self.tensor(node.input[place]) for place in places]
         external = [entry_of(each) for each in tensors if each.data_location == TensorProto.EXTERNAL]
         return ranges_of(
@@ -264,11 +269,11 @@ class Splitter:
         return self.tensors[name]
 
     def rows(self, name: str, total: int, first: int, count: int) -> str:
-        """The name of a weight with some of the rows of another, whose first axis has them all."""
+        """The name of a weight with some of the rows of another weight, whose first axis has all of them."""
         tensor = self.tensor(name)
         dims = list(tensor.dims)
         if not dims or dims[0] % total or (dims[0] != total and len(dims) > 1):
-            raise NotInRangesError(f"{name} has {dims}, which is nothing for each of {total} rows")
+            raise NotInRangesError(f"{name} has {dims}, without a value for each of {total} rows")
         dims[0] = dims[0] // total * count
         return self.part(tensor, first, count, lambda entry: rows_of(entry, total, first, count), dims, total)
 
@@ -287,7 +292,7 @@ class Splitter:
         dims: Sequence[int],
         rows: int = 0,
     ) -> str:
-        """A weight of some of the parts of another; of one that is in model.onnx, of its bytes."""
+        """A weight made of some parts of another weight, or of its bytes if it is in model.onnx."""
         key = (tensor.name, first, count)
         if key not in self.made:
             name = fresh_name(self.graph, f"{tensor.name}_from_{first}")
@@ -305,13 +310,13 @@ class Splitter:
         return self.made[key]
 
     def beside(self, gone: Sequence[NodeProto], nodes: list[NodeProto], results: Sequence[str], output: str) -> None:
-        """Put `nodes` in the place of `gone`, and their results one after another."""
+        """Replace `gone` by `nodes`, whose results are concatenated."""
         name = fresh_name(self.graph, f"{gone[0].name or gone[0].output[0]}_beside")
         concat = new_node("Concat", results, [output], name=name, axis=-1)
         self.replace(gone, [*nodes, concat], output)
 
     def replace(self, gone: Sequence[NodeProto], nodes: Sequence[NodeProto], output: str) -> None:
-        """Put nodes, if any, in the place of the last of others; the last of them makes `output`."""
+        """Replace nodes by others, if any, at the place of the last replaced one; the last new node makes `output`."""
         if nodes:
             nodes[-1].output[0] = output
         names = {each.output[0] for each in gone}
@@ -335,7 +340,9 @@ class Splitter:
         return NodeProto(op_type=kind, name=name, input=inputs, output=[f"{name}/output_0"])
 
     def known_as(self, whole: str, part: str, columns: int = 0) -> None:
-        """Tell the type and shape of a value like another, or like so many columns of it, if the file tells that."""
+        """Declare a value's type and shape like another's, or like that number of its columns, if the file declares
+        those.
+        """
         for value in [*self.graph.value_info, *self.graph.output]:
             if value.name == whole and value.type.tensor_type.shape.dim:
                 self.told.add(part)
@@ -368,7 +375,7 @@ class Splitter:
         self.graph.initializer.append(tensor)
 
     def forget(self) -> None:
-        """Drop what nobody reads any more, and what was made for a node that stays."""
+        """Drop unread weights and values, and those made for a node that stays."""
         read = {name for node in self.graph.node for name in node.input}
         read |= {value.name for value in self.graph.output}
         made = {name for node in self.graph.node for name in node.output}

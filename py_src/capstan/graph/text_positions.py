@@ -1,8 +1,8 @@
-"""Positions as text has them: one number each, that follows from the lengths.
+"""Positions of text: one number each, which follows from the lengths.
 
-A GroupQueryAttention whose query and key were rotated at the positions that Capstan feeds rotates them itself instead,
-at the positions that follow from its lengths, which are the same. Decoders of vision-language models have positions
-with three axes; in text the three are equal, and MRotaryEmbedding computes the same as RotaryEmbedding.
+If a GroupQueryAttention's query and key are rotated at the positions that Capstan feeds, it rotates them itself
+instead, at the positions that follow from its lengths, which are the same. Decoders of vision-language models have
+positions with three axes. In text the three are equal, and MRotaryEmbedding computes the same as RotaryEmbedding.
 """
 
 from __future__ import annotations
@@ -29,11 +29,10 @@ MULTIPLE = 8
 
 
 def text_positions(model: ModelProto, position_ids: str) -> ModelProto:
-    """Returns the model with positions of one axis, [batch, tokens], or without positions if no node needs them; a
-    model without positions is returned unchanged.
+    """The model with positions of one axis, [batch, tokens], or without positions if no node needs them; a model
+    without positions is returned unchanged.
 
-    Raises UnsupportedModelError, with the node, where something else than rotary embedding reads positions of three
-    axes.
+    Raises UnsupportedModelError, with the node, if anything but rotary embedding reads positions of three axes.
     """
     given = next((value for value in model.graph.input if value.name == position_ids), None)
     dims = [] if given is None else list(given.type.tensor_type.shape.dim)
@@ -61,8 +60,9 @@ def text_positions(model: ModelProto, position_ids: str) -> ModelProto:
 
 
 def rotate_inside(model: ModelProto, wiring: Wiring, attention: NodeProto, position_ids: str) -> None:
-    """Let an attention rotate q and k in place of two nodes before it, if it is their only reader and they rotate
-    alike."""
+    """Let an attention rotate q and k in place of two nodes before it, if it is their only reader and they rotate in
+    the same way.
+    """
     found = [wiring.producer.get(name) for name in attention.input[:2]]
     query, key = found if len(found) == 2 else (None, None)
     if query is None or key is None or query is key or attribute(attention, "do_rotary", 0):

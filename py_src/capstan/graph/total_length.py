@@ -1,8 +1,8 @@
 """Sequence lengths computed on the GPU.
 
-Exports that are not made for graph capture take attention's `total_sequence_length` from Shape(attention_mask): a value
-on the CPU, frozen at capture, and the mask's size instead of the sequence's when the mask is static. The rewrite is the
-subgraph that the model builder writes with enable_webgpu_graph:
+Exports that are not made for graph capture take attention's `total_sequence_length` from Shape(attention_mask). That
+value is on the CPU and frozen at capture, and with a static mask it is the mask's size instead of the sequence's. The
+rewrite gives the subgraph that the model builder writes with enable_webgpu_graph:
 
     attention_mask -> Cast(int32) -> ReduceSum(axis 1) -+-> Sub(1)    -> seqlens_k
                                                         +-> ReduceMax -> total_sequence_length
@@ -65,9 +65,9 @@ def from_shape_of(wiring: Wiring, name: str, mask: str) -> bool:
 def total_length_on_gpu(model: ModelProto, mask: str = "attention_mask") -> ModelProto:
     """Let attention's lengths come from the sum of the mask instead of its shape.
 
-    Both length inputs of every GroupQueryAttention whose total comes from Shape(mask) are rewired; dead nodes go. A
-    graph without such a node (made with enable_webgpu_graph, or without attention over a mask) comes back as an equal
-    copy.
+    Both length inputs of every GroupQueryAttention whose total comes from Shape(mask) are rewired; dead nodes are
+    removed. A graph without such a node (made with enable_webgpu_graph, or without attention over a mask) comes back as
+    an equal copy.
     """
     result = copy_of(model)
     graph = result.graph
@@ -91,7 +91,9 @@ def total_length_on_gpu(model: ModelProto, mask: str = "attention_mask") -> Mode
 
 
 def add_lengths(writer: NodeWriter, mask: str) -> tuple[str, str]:
-    """Add the nodes that count positions: those of each row less one, int32 [batch], and the most, int32 []."""
+    """Add the nodes that count positions: each row's number minus one, int32 [batch], and the largest number, int32
+    [].
+    """
     total = writer.add("ReduceSum", [writer.add("Cast", [mask], to=TensorProto.INT32), writer.ints([1])], keepdims=0)
     last = writer.add("Sub", [total, writer.numbers(TensorProto.INT32, [1])])
     return last, writer.add("ReduceMax", [total], keepdims=0)

@@ -1,7 +1,7 @@
-"""Weights that a graph transposes in each run: they are transposed once, as they are loaded.
+"""Weights that a graph transposes in each run are transposed once, while loading.
 
-A model whose output projection shares the embedding's weight may have it by Transpose, as Optimum exports it.
-onnxruntime would do that once to an initializer, but weights are inputs of the graph on WebGPU.
+A model whose output projection shares the embedding's weight may have a Transpose, as Optimum exports it. onnxruntime
+would transpose an initializer once, but weights are inputs of the graph on WebGPU.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from .wiring import Wiring, copy_of, fresh_name, prune
 __all__ = ["turned_weights"]
 
 WIDTHS = (8, 16, 32)
-"""Bits of elements that are whole in a buffer's rows."""
+"""Bits of elements that fill whole bytes of a buffer's rows."""
 
 
 def turned_weights(model: ModelProto) -> ModelProto:
-    """The same model, with a weight of its own in place of each transposed matrix of the data files."""
+    """The same model, with a separate weight in place of each transposed matrix of the data files."""
     result = copy_of(model)
     graph = result.graph
     wiring = Wiring(graph)
@@ -28,7 +28,7 @@ def turned_weights(model: ModelProto) -> ModelProto:
             continue
         entry, name = entry_of(weight), fresh_name(graph, f"{weight.name}_turned")
         if entry.parts:
-            continue  # It was put together already.
+            continue  # The weight already has parts.
         rows, columns = entry.dims
         turn = Turn(rows, columns, DTYPES[entry.onnx_type][1], flipped=False)
         part = Part(entry.offset, entry.length, turn)

@@ -1,7 +1,7 @@
 """Finds attributes and inputs of nodes that the pinned onnxruntime-web does not compute on a device.
 
-Some kernels refuse at the first run what they do not compute, after the weights came in; others leave it out without a
-word and compute something else. `RULES` lists both, as onnxruntime-web 1.30.0 does it in eager runs;
+Some kernels refuse such features at the first run, after the weights are loaded; others silently ignore them and
+compute something else. `RULES` lists both for eager runs of onnxruntime-web 1.30.0;
 tests/browser/test_attention_nodes.py proves each row with models of one node, on both devices. GroupQueryAttention
 computes these everywhere, so they have no row: scale, do_rotary, rotary_interleaved, local_window_size (not in a
 captured run, see capture.py), smooth_softmax, head_sink, attention_bias.
@@ -24,19 +24,22 @@ PAST_KEY, COS_CACHE, POSITION_IDS, Q_NORM_WEIGHT = 3, 7, 9, 14
 """Inputs of GroupQueryAttention."""
 EXPERTS = "QMoE"
 FC1, SCALES, FC2, FC3, ZERO_POINTS, ROUTER_WEIGHTS = 2, 3, 5, 8, (11, 12, 13), 14
-"""Inputs of QMoE: weights of both products with the scales of the first, weights of a gate apart from fc1, zero points
-of each product, weights of the experts."""
+"""Inputs of QMoE: weights of both products with the scales of the first, weights of a gate that is separate from fc1,
+zero points of each product, weights of the experts.
+"""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A feature that nodes of one kind may have: `asked` names the feature of a node, None if it has not got it."""
+    """A feature that nodes of one kind may have: `feature` names it for a node, or returns None if the node does not
+    have it.
+    """
 
     op_type: str
     asked: Callable[[Wiring, NodeProto, str], str | None]
     """Given the graph, the node and the name of the position ids."""
     not_on: dict[str, str]
-    """By device, what happens there: "ignores" or "refuses"."""
+    """The behaviour by device: "ignores" or "refuses"."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class Uncomputed:
 
 
 def other_than(name: str, neutral: float, integer: bool = True) -> Callable[[Wiring, NodeProto, str], str | None]:
-    """Whether an attribute has another value than the one at which it changes nothing."""
+    """Whether an attribute has a value at which it changes something."""
 
     def asked(wiring: Wiring, node: NodeProto, position_ids: str) -> str | None:
         value = next((item.i if integer else item.f for item in node.attribute if item.name == name), neutral)
@@ -68,7 +71,7 @@ def given(node: NodeProto, place: int) -> str:
 
 
 def own_positions(wiring: Wiring, node: NodeProto, position_ids: str) -> str | None:
-    """Positions that are not the ones which Capstan feeds; those are what attention takes from the lengths anyway."""
+    """Positions other than those that Capstan feeds, which attention takes from the lengths anyway."""
     name = given(node, POSITION_IDS)
     return f"its input {name} (position_ids)" if name and source(wiring, name) != position_ids else None
 
@@ -84,7 +87,7 @@ def norms_without_rotary(wiring: Wiring, node: NodeProto, position_ids: str) -> 
 
 
 def last_dim(wiring: Wiring, name: str) -> int:
-    """The size of a tensor's last axis, 0 if the graph does not tell."""
+    """The size of a tensor's last axis; 0 if unknown."""
     constant, declared = wiring.constants.get(name), wiring.declared.get(name)
     if constant is not None:
         return constant.dims[-1] if constant.dims else 0
@@ -93,7 +96,7 @@ def last_dim(wiring: Wiring, name: str) -> int:
 
 
 def odd_heads(wiring: Wiring, node: NodeProto, position_ids: str) -> str | None:
-    """Whether heads, or the parts of them that it rotates, are of a size that the operator checks."""
+    """Whether heads, or their rotated parts, have a size that the operator refuses."""
     rotary = any(item.name == "do_rotary" and item.i for item in node.attribute)
     size = last_dim(wiring, given(node, PAST_KEY))
     turned = 2 * last_dim(wiring, given(node, COS_CACHE)) if rotary else 0
@@ -129,7 +132,7 @@ def geglu(wiring: Wiring, node: NodeProto, position_ids: str) -> str | None:
 
 
 def expert_rows(wiring: Wiring, node: NodeProto) -> tuple[int, list[int]]:
-    """The block size of QMoE, and the elements of a row of each product; no rows for weights that are no constants."""
+    """The block size of QMoE, and the elements of a row of each product; no rows for weights that are not constants."""
     integers = {item.name: item.i for item in node.attribute}
     in_byte = 8 // integers.get("expert_weight_bits", 4)
     weights = [wiring.constants.get(given(node, place)) for place in (FC1, FC2)]
@@ -138,7 +141,9 @@ def expert_rows(wiring: Wiring, node: NodeProto) -> tuple[int, list[int]]:
 
 
 def one_block_of_few(wiring: Wiring, node: NodeProto, position_ids: str) -> str | None:
-    """Whether the first product has one block a row and the second more, which is taken for one scale a row."""
+    """Whether the first product has one block a row and the second more, which onnxruntime-web mistakes for one scale a
+    row.
+    """
     block, rows = expert_rows(wiring, node)
     if not rows or not rows[0] <= block < rows[1]:
         return None
@@ -147,28 +152,29 @@ def one_block_of_few(wiring: Wiring, node: NodeProto, position_ids: str) -> str 
 
 
 def part_of_block(wiring: Wiring, node: NodeProto, position_ids: str) -> str | None:
-    """Whether a row ends within a block: its weights end there, and the kernels go on from the next block."""
+    """Whether a row ends within a block: the row's weights end there, but the kernels continue at the next block."""
     block, rows = expert_rows(wiring, node)
     found = next((row for row in rows if block and row % block), None)
-    return None if found is None else f"that rows of {found} elements are no whole blocks (block_size={block})"
+    return None if found is None else f"that rows of {found} elements are not whole blocks (block_size={block})"
 
 
 def rounded_activations(wiring: Wiring, node: NodeProto, position_ids: str) -> str | None:
-    """Whether float32 activations of a product are rounded to int8. ORT does so in each product of QMoE on GPUs with
-    subgroups, as if the node allowed it (accuracy_level 4), if the sizes suit its kernel."""
+    """Whether float32 activations of a product are rounded to int8. ORT rounds in each product of QMoE on GPUs with
+    subgroups, as if the node allowed it (accuracy_level 4), if the sizes suit its kernel.
+    """
     block, rows = expert_rows(wiring, node)
     scales = wiring.constants.get(given(node, SCALES))
     if scales is None or scales.data_type != TensorProto.FLOAT or block % 32:
         return None
-    # Each product gives what the other one reads, the first one a gate besides.
+    # Each product's rows are the other's columns; the first product also has a gate.
     outputs = (2 * rows[1], rows[0]) if rows else ()
     found = next((row for row, wide in zip(rows, outputs, strict=True) if row % 128 == 0 and wide % 16 == 0), None)
     if found is None:
         return None
     sizes = f"rows of {found} elements in blocks of {block or found}"
     return (
-        f"the float32 of activations, which it rounds to int8 in {sizes} (rows that are no multiple of 128, "
-        "blocks of 16 and float16 are computed as they are)"
+        f"float32 activations, which it rounds to int8 in {sizes} (rows that are not a multiple of 128, blocks of 16 "
+        "and float16 are computed exactly)"
     )
 
 
@@ -214,10 +220,10 @@ def uncomputed(model: ModelProto, device: str, position_ids: str = "position_ids
 
 
 def one_row_only(model: ModelProto) -> str:
-    """Why a run on WebGPU must have one token only; empty if it may have any number.
+    """The reason why a run on WebGPU must have only one token; empty if it may have any number.
 
-    onnxruntime-web's QMoE has a kernel for one row, and for more another that is a data race: one workgroup sets the
-    experts' counts of rows to zero while others count already, so that rows are lost.
+    onnxruntime-web's QMoE has a kernel for one row, and another for several rows that has a data race: one workgroup
+    sets the experts' row counts to zero while others already count, so that rows are lost.
     """
     node = next((node for node in model.graph.node if node.op_type == EXPERTS), None)
     if node is None:

@@ -5,9 +5,9 @@
     GatherBlockQuantized(quants, ids, scales) [+ Gather(minima, ids)] becomes      Gather(V, ids)
 
 V has the values of the tensor, `d * q` or `d * q + m`, with one rounding for each operation; products and tables of one
-tensor share it. V and every other weight that the graph reads rearranged are made while a model loads
-(web/src/worker/unpacked_weights.ts does what capstan.device.reference.unpacked defines). benches/NOTES.md has the
-times of onnxruntime-web's products, which say why: those by packed weights take 14 times as long as those by floats.
+tensor share it. V and every other rearranged weight are made while a model loads (web/src/worker/unpacked_weights.ts
+implements what capstan.device.reference.unpacked defines). benches/NOTES.md has the reason: onnxruntime-web's products
+by packed weights take 14 times as long as those by floats.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from .wiring import Wiring, copy_of, fresh_name
 __all__ = ["UnpackedWeight", "unpacked_weights"]
 
 UNPACKED_FILES = "capstan.unpacked"
-"""The names of the data files that are made begin so; a number follows."""
+"""The beginning of the names of data files that are made; a number follows."""
 
 
 @dataclass(frozen=True)
 class UnpackedWeight:
-    """A weight to be made of parts of a file."""
+    """A weight that is made of parts of a file."""
 
     location: str
     """The name of its data file."""
     bytes: int
     file: str
-    """The name of the GGUF file, or of the shard of one, that has the parts."""
+    """The name of the GGUF file, or of its shard, that has the parts."""
     parts: tuple[Part, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """All of it as web/src/worker/unpacked_weights.ts reads it."""
+        """The weight in the form that web/src/worker/unpacked_weights.ts reads."""
         parts = [(part.offset, part.length, part.step, fields_of(part.change)) for part in self.parts]
         return {"location": self.location, "bytes": self.bytes, "file": self.file, "parts": parts}
 
 
 def unpacked_weights(model: ModelProto) -> tuple[ModelProto, tuple[UnpackedWeight, ...]]:
-    """The same model over such weights, and these. A model without a GGUF file stays unchanged."""
+    """The same model over such weights, and the weights. A model without a GGUF file stays unchanged."""
     entries = {entry.name: entry for entry in external_entries(model) if entry.parts}
     if not entries:
         return model, ()
@@ -63,17 +63,19 @@ def unpacked_weights(model: ModelProto) -> tuple[ModelProto, tuple[UnpackedWeigh
 
 
 class Unpacking:
-    """Puts values in the place of packed weights, in the nodes of one graph."""
+    """Replaces packed weights by values, in the nodes of one graph."""
 
     def __init__(self, model: ModelProto, entries: Mapping[str, WeightEntry]) -> None:
         self._graph, self._entries = model.graph, entries
         self._wiring = Wiring(model.graph)
         self.products = FloatProducts(model)
         self._values: dict[tuple[str, tuple[Part, ...]], str] = {}
-        """The names of the matrices of values that there are, by file and parts."""
+        """The names of the matrices of values so far, by file and parts."""
 
     def product(self, node: NodeProto) -> None:
-        """Let a product by a weight of the file be one by its values; products of minima stay, to be unread."""
+        """Make a product by a weight of the file a product by its values; products of minima stay, and become
+        unread.
+        """
         packed = self._entries.get(node.input[1])
         if packed is None or things_of(packed) not in ({"quants"}, {"values"}):
             return
@@ -82,7 +84,7 @@ class Unpacking:
         self.products.replace(node, self._matrix(packed), self._is_half(node))
 
     def table(self, node: NodeProto) -> None:
-        """Let the lookup in a table of the file be one in its values; those of minima stay, to be unread."""
+        """Make the lookup in a table of the file a lookup in its values; lookups of minima stay, and become unread."""
         packed = self._entries.get(node.input[0])
         if packed is None or things_of(packed) == {"minima"}:
             return
@@ -96,7 +98,7 @@ class Unpacking:
             self.products.narrow(node)
 
     def _is_half(self, node: NodeProto) -> bool:
-        """Whether a node computes in float16: then so are the scales, or else the values."""
+        """Whether a node computes in float16, which the type of its scales, or else of its values, shows."""
         floats = [self._entries[name].onnx_type for name in node.input if name in self._entries]
         return TensorProto.FLOAT16 in floats
 
@@ -117,7 +119,7 @@ class Unpacking:
         return self._values[key]
 
     def _take_minima(self, node: NodeProto) -> None:
-        """Let a product write the sum of itself and the product of minima, where there is one."""
+        """Let a product write the sum with the product of minima, if there is one."""
         for reader in self._wiring.consumers.get(node.output[0], []):
             others = [self._wiring.producer.get(name) for name in reader.input if name != node.output[0]]
             products = [each.input[1] for each in others if each is not None and each.op_type == "MatMul"]
@@ -127,7 +129,7 @@ class Unpacking:
                 return
 
     def _take_minima_of_rows(self, node: NodeProto) -> None:
-        """Let a lookup write the sum of itself and the lookup of minima, where there is one: by blocks."""
+        """Let a lookup write the sum, by blocks, with the lookup of minima, if there is one."""
         chain = [node]
         for kind in ("Reshape", "Add", "Reshape"):
             readers = self._wiring.consumers.get(chain[-1].output[0], [])
@@ -143,12 +145,12 @@ class Unpacking:
 
 
 def things_of(weight: WeightEntry) -> set[str]:
-    """The things that a weight of the file has: quants, scales, minima or values of its tensors."""
+    """The contents of a weight of the file: quants, scales, minima or values of its tensors."""
     return {part.change.what if isinstance(part.change, Unpack) else "values" for part in weight.parts}
 
 
 def made_files(model: ModelProto) -> tuple[UnpackedWeight, ...]:
-    """The weights of the file that a graph reads; in the graph, in place, each is a data file of its own."""
+    """The weights of the file that a graph reads; changes the graph in place, so that each is a separate data file."""
     made: list[UnpackedWeight] = []
     for tensor in model.graph.initializer:
         if tensor.data_location != TensorProto.EXTERNAL or not (entry := entry_of(tensor)).parts:

@@ -1,7 +1,7 @@
 """Weights as graph inputs.
 
-onnxruntime-web copies initializers into its own heap and once per session. As inputs they are GPU buffers of our own,
-filled straight from the network or from disk and shared by every session. These stay initializers:
+onnxruntime-web copies initializers into its heap, once for each session. As inputs they are Capstan's GPU buffers,
+filled directly from the network or from disk and shared by every session. These stay initializers:
 
 - tensors stored inside model.onnx (the model builder puts only constants there);
 - external tensors that onnxruntime must see as values when it plans: integers of at most `CONSTANT_BYTES` (axes,
@@ -64,7 +64,7 @@ MOST_DIMENSIONS = 16
 
 @dataclass(frozen=True)
 class WeightEntry:
-    """One weight: `length` bytes of a buffer, made of parts of the file `location`, relative to model.onnx's folder.
+    """One weight: `length` bytes of a buffer, made from parts of the file `location`, relative to model.onnx's folder.
 
     Without `parts` they are the bytes at `offset`.
     """
@@ -85,7 +85,7 @@ class WeightEntry:
 
     @property
     def pieces(self) -> tuple[Part, ...]:
-        """The parts; the one part where nothing was put together."""
+        """The parts; a weight without parts is one part."""
         return self.parts or (Part(self.offset, self.length),)
 
     @property
@@ -97,8 +97,8 @@ class WeightEntry:
 def external_entries(model: ModelProto) -> list[WeightEntry]:
     """Every external initializer, by location, then offset.
 
-    Raises ModelFileError where offset, length or location cannot be, UnsupportedModelError for an element type unknown
-    to WebGPU.
+    Raises ModelFileError for an impossible offset, length or location, UnsupportedModelError for an element type
+    unknown to WebGPU.
     """
     entries = [entry_of(tensor) for tensor in model.graph.initializer if tensor.data_location == TensorProto.EXTERNAL]
     return sorted(entries, key=lambda entry: (entry.location, entry.offset, entry.name))
@@ -148,7 +148,7 @@ def entry_of(tensor: TensorProto) -> WeightEntry:
 
 
 def made_of(name: str, onnx_type: int, dims: Sequence[int], location: str, parts: Sequence[Part]) -> TensorProto:
-    """An external initializer whose bytes are these parts of the file; `external_entries` tells them again."""
+    """An external initializer whose bytes are these parts of the file; `external_entries` reads the parts back."""
     tensor = TensorProto(name=name, data_type=onnx_type, data_location=TensorProto.EXTERNAL)
     tensor.dims.extend(dims)
     for key, value in (("location", location), (PARTS, text_of(parts))):
@@ -163,7 +163,7 @@ def byte_count(name: str, field: str, text: str) -> int:
         )
     if len(text) > len(str(MOST_BYTES)) or int(text) > MOST_BYTES:
         raise ModelFileError(
-            f"weight {name}: {field} {clipped(text)} in model.onnx, at most {MOST_BYTES}; export again"
+            f"weight {name}: {field} {clipped(text)} in model.onnx, expected at most {MOST_BYTES}; export again"
         )
     return int(text)
 
@@ -183,7 +183,7 @@ def weights_to_inputs(
     """Turn external initializers into graph inputs; return the new model and the manifest by location, then offset.
 
     `constants` holds the bytes of every entry of `constants_to_inline(model)`, by name; those become inline
-    initializers. Raises ModelFileError for entries that cannot be, or constants that are missing or of the wrong size.
+    initializers. Raises ModelFileError for impossible entries, and for constants that are missing or of the wrong size.
     """
     given = constants or {}
     manifest: list[WeightEntry] = []
@@ -196,8 +196,8 @@ def weights_to_inputs(
         if data is None or len(data) != entry.length:
             found = "none" if data is None else str(len(data))
             raise ModelFileError(
-                f"constant {entry.name}: {found} bytes of {entry.location} given, expected {entry.length}; "
-                "read what constants_to_inline lists"
+                f"constant {entry.name}: {found} bytes of {entry.location} given, expected {entry.length}; read the "
+                "tensors that constants_to_inline lists"
             )
         inlined[entry.name] = data
     result = copy_of(model)
@@ -223,11 +223,10 @@ def weights_to_inputs(
 
 
 def require_whole(model: ModelProto, what: str) -> None:
-    """Raise UncomputedError for the graph of a GGUF file, whose weights are rearranged as they are loaded."""
+    """Raise UncomputedError for the graph of a GGUF file, whose weights are rearranged while loading."""
     if any(entry.parts for entry in known_external_entries(model)):
         raise UncomputedError(
-            f"{what} takes no GGUF file: its weights are rearranged while they are loaded; take an ONNX export of the "
-            "model"
+            f"{what} takes no GGUF file, whose weights are rearranged while loading; use an ONNX export of the model"
         )
 
 
@@ -236,6 +235,6 @@ def require_held(weights: Sequence[WeightEntry]) -> None:
     for entry in weights:
         if entry.dtype not in HELD:
             raise UncomputedError(
-                f"weight {entry.name} is {entry.dtype}, for which onnxruntime-web takes no GPU buffer; take another "
+                f"weight {entry.name} is {entry.dtype}, for which onnxruntime-web takes no GPU buffer; use another "
                 "dtype of the model, or use device='wasm'"
             )

@@ -1,4 +1,4 @@
-"""Rows or columns of a weight as a weight of their own, made of parts of the same data file."""
+"""Rows or columns of a weight as a separate weight, made from parts of the same data file."""
 
 from __future__ import annotations
 
@@ -12,29 +12,31 @@ from .weight_inputs import DTYPES, WeightEntry
 __all__ = ["RANGE_STEP", "NotInRangesError", "bound_bytes", "columns_of", "ranges_of", "rows_of", "step_of"]
 
 RANGE_STEP = 32
-"""Ranges have a multiple of so many rows or columns, but for the last one: their bytes are then whole words."""
+"""All ranges but the last have a multiple of this number of rows or columns, so that their bytes are whole words."""
 WORD = 4
 
 
 class NotInRangesError(Exception):
-    """A weight stays whole; the message is the reason."""
+    """Raised for a weight that stays whole; the message is the reason."""
 
 
 def bound_bytes(entry: WeightEntry) -> int:
-    """Bytes that a kernel binds of a weight: of its buffer, or of what is rearranged into it."""
+    """The bytes of a weight that a kernel binds: its buffer, or the file's bytes that are rearranged into it."""
     return max(entry.length, sum(piece.length for piece in entry.pieces if piece.change is not None))
 
 
 def step_of(entries: Iterable[WeightEntry]) -> int:
-    """The number of which ranges of these weights have a multiple of rows: those of attention heads whose halves change
-    places stay together."""
+    """Ranges of these weights have a multiple of this number of rows: rows of attention heads whose halves change
+    places stay together.
+    """
     parts = (piece.change for entry in entries for piece in entry.pieces)
     return lcm(RANGE_STEP, *(each.halves for each in parts if isinstance(each, Unpack) and each.halves))
 
 
 def ranges_of(total: int, row: int, largest: int, step: int = RANGE_STEP) -> list[tuple[int, int]]:
     """(first, count) of the fewest ranges of `total` rows of `row` bytes each, none of which takes more than `largest`
-    bytes; all but the last one are of one size. Raises NotInRangesError."""
+    bytes; all but the last have the same size. Raises NotInRangesError.
+    """
     most = largest // row // step
     if not most:
         raise NotInRangesError(f"{step} of its rows take {step * row} bytes")
@@ -46,13 +48,13 @@ def ranges_of(total: int, row: int, largest: int, step: int = RANGE_STEP) -> lis
 def rows_of(entry: WeightEntry, total: int, first: int, count: int) -> tuple[Part, ...]:
     """The parts of `count` of the `total` rows of a weight's buffer, from row `first` on. Raises NotInRangesError."""
     if entry.length % total:
-        raise NotInRangesError("its rows begin within bytes")
+        raise NotInRangesError("some rows start within a byte")
     row = entry.length // total
     found: list[Part] = []
     at = 0
     for piece in entry.pieces:
         if piece.made % row:
-            raise NotInRangesError("its rows are not of one part of the file each")
+            raise NotInRangesError("some rows come from several parts of the file")
         rows = piece.made // row
         begin, end = max(first - at, 0), min(first + count - at, rows)
         if begin < end:
@@ -76,7 +78,7 @@ def some_rows(piece: Part, rows: int, first: int, count: int) -> Part:
         return unpacked_rows(piece, change, first, count)
     if isinstance(change, Turn):
         raise NotInRangesError("its rows are columns in the file")
-    raise NotInRangesError(f"its rows are not behind one another in the file ({change.kind})")
+    raise NotInRangesError(f"its rows are not one after another in the file ({change.kind})")
 
 
 def unpacked_rows(piece: Part, change: Unpack, first: int, count: int) -> Part:
@@ -102,14 +104,15 @@ def columns_of(entry: WeightEntry, first: int, count: int) -> tuple[Part, ...]:
         return (Part(pieces[0].offset + first * share, count * share, replace(change, rows=count)),)
     if all(isinstance(piece.change, Unpack) and piece.change.stride for piece in pieces):
         return tuple(columns_unpacked(pieces, first, count))
-    raise NotInRangesError("its columns are put together of several parts of the file")
+    raise NotInRangesError("its columns come from several parts of the file")
 
 
 def plain_columns(matrices: list[tuple[int, int]], rows: int, first: int, count: int) -> tuple[Part, ...]:
-    """Bits `first` to `first + count` of each row of matrices beside one another, given the offset in the file and the
-    bytes of a row of each: a part for each row and matrix."""
+    """Bits `first` to `first + count` of each row of matrices side by side, given the offset in the file and the bytes
+    of a row of each: a part for each row and matrix.
+    """
     if first % (8 * WORD) or count % (8 * WORD):
-        raise NotInRangesError("the rows of its last columns are no whole words")
+        raise NotInRangesError("the rows of its last columns are not whole words")
     begin, end = first // 8, (first + count) // 8
     found = []
     for row in range(rows):
@@ -123,13 +126,13 @@ def plain_columns(matrices: list[tuple[int, int]], rows: int, first: int, count:
 
 
 def columns_unpacked(pieces: list[Part], first: int, count: int) -> Iterator[Part]:
-    """The same of tensors of a GGUF file, whose rows are columns of the buffer."""
+    """The same for tensors of a GGUF file, whose rows are columns of the buffer."""
     at = 0
     for piece in pieces:
         assert isinstance(piece.change, Unpack)
         begin, end = max(first - at, 0), min(first + count - at, piece.change.rows)
         if begin < end:
             if (end - begin) * piece.change.bits % (8 * WORD) and end - begin < count:
-                raise NotInRangesError("columns of several tensors are no whole words")
+                raise NotInRangesError("columns of several tensors are not whole words")
             yield unpacked_rows(piece, replace(piece.change, stride=count), begin, end - begin)
         at += piece.change.rows

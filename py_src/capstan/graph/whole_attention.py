@@ -3,8 +3,8 @@
     q, k, v products -> Reshape -> Transpose, those of a cache after it: Concat(past, k), Concat(past, v)
     MatMul(q, k transposed) -> Add(causal mask) -> Softmax -> MatMul(v) -> Transpose -> Reshape
 
-Older exports put rows and heads into one dimension on the way, and have no mask over caches: they were traced with one
-token. Scales stand before or after the heads are put apart.
+Older exports put rows and heads into one dimension in between, and have no mask over caches, since they were traced
+with one token. Scales come before or after the separation of heads.
 """
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ from .wiring import Wiring, attribute
 __all__ = ["whole_attention"]
 
 APART, JOINED = [0, 2, 1, 3], ([0, 1, 3, 2], [0, 2, 1])
-"""The permutations that put heads before positions, and that turn keys for the product, with heads apart or in one
-dimension with rows."""
+"""The permutations that put heads before positions, and that transpose keys for the product, with heads separate or in
+one dimension with rows.
+"""
 BOTH = [0, 2, 3, 1]
 Pairs = Sequence[tuple[str, str]]
 
 
 class NotUnderstoodError(CapstanError):
-    """A node that is not what attention has at this place."""
+    """Attention has another node than expected."""
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor below nodes that change its shape or scale it."""
+    """A tensor, with the nodes that reshape and scale it."""
 
     name: str
     turns: list[list[int]]
-    """The permutations on the way, the lowest first."""
+    """The permutations on the path, the lowest first."""
     scale: float
 
 
@@ -55,16 +56,17 @@ class Attention:
 
 
 def whole_attention(model: ModelProto, heads: int, caches: Pairs, crosses: Pairs, filename: str) -> None:
-    """Put MultiHeadAttention in the place of all attention, in place. `caches` and `crosses` are the inputs of keys and
-    values of each layer that grow, and of an encoder's output. Raises UnsupportedModelError."""
+    """Replace all attention by MultiHeadAttention, in place. `caches` and `crosses` are each layer's inputs of keys and
+    values that grow, and of those of an encoder's output. Raises UnsupportedModelError.
+    """
     graph = model.graph
     reader = Reader(Wiring(graph), caches, crosses)
     try:
         found = [reader.attention(node) for node in graph.node if node.op_type == "Softmax"]
     except NotUnderstoodError as error:
-        raise UnsupportedModelError(f"{filename}: {error}; take an export of Optimum") from error
+        raise UnsupportedModelError(f"{filename}: {error}; use an export of Optimum") from error
     if [each.past for each in found if each.past] != list(caches):
-        raise UnsupportedModelError(f"{filename}: attention over {caches[0][0]} and others is not one for each layer")
+        raise UnsupportedModelError(f"{filename}: {caches[0][0]} and others do not have one attention for each layer")
     writer = NodeWriter(graph, "/capstan/attention")
     replaced = {name for each in found for name in (each.output, *(each.present or ()))}
     for node in graph.node:
@@ -98,7 +100,7 @@ class Reader:
         product, values = self._weighted(softmax)
         value = self._above(values)
         if query.turns != [APART]:
-            raise NotUnderstoodError(f"the queries of {softmax.name} are not apart by heads")
+            raise NotUnderstoodError(f"the queries of {softmax.name} are not separated by heads")
         scale *= query.scale * key.scale
         given = query.name, key.name, value.name
         output = self._joined(product)
@@ -117,7 +119,7 @@ class Reader:
 
     def _require(self, softmax: NodeProto, holds: bool) -> None:
         if not holds:
-            raise NotUnderstoodError(f"the keys and values of {softmax.name} are no known ones")
+            raise NotUnderstoodError(f"the keys and values of {softmax.name} are of an unknown kind")
 
     def _number(self, name: str) -> float | None:
         """A float constant of one element."""
@@ -125,7 +127,7 @@ class Reader:
         return values[0] if values is not None and len(values) == 1 else None
 
     def _above(self, name: str) -> Tensor:
-        """Up past nodes that change a tensor's shape, or scale it."""
+        """The tensor above nodes that reshape or scale it."""
         turns, scale = list[list[int]](), 1.0
         while (node := self._wiring.producer.get(name)) is not None:
             factor = self._factor(node)
@@ -142,7 +144,7 @@ class Reader:
         return Tensor(name, turns, scale)
 
     def _factor(self, node: NodeProto) -> tuple[int, float] | None:
-        """The place of the tensor that a node multiplies by a number, and that number."""
+        """The index of the input that a node multiplies by a number, and that number."""
         if node.op_type == "Div" and (number := self._number(node.input[1])):
             return 0, 1 / number
         if node.op_type == "Mul":
@@ -172,7 +174,7 @@ class Reader:
         return node, scale
 
     def _is_mask(self, name: str) -> bool:
-        """Whether a tensor is computed of lengths alone."""
+        """Whether a tensor is computed only from lengths."""
         pending, seen = [name], {name}
         while pending:
             current = pending.pop()
@@ -185,7 +187,7 @@ class Reader:
         return True
 
     def _weighted(self, softmax: NodeProto) -> tuple[NodeProto, str]:
-        """The product of the weights and the values, and the values. Weights that are no number count as 0."""
+        """The product of the weights and the values, and the values. Weights that are NaN count as 0."""
         name = softmax.output[0]
         while True:
             readers = [node for node in self._wiring.consumers.get(name, []) if node.op_type != "IsNaN"]
@@ -194,15 +196,15 @@ class Reader:
                 return products[0], products[0].input[1]
             [reader] = readers if len(readers) == 1 else [None]
             if reader is None or reader.op_type not in ("Where", "Identity"):
-                raise NotUnderstoodError(f"{softmax.name} is read by no product with values")
+                raise NotUnderstoodError(f"no product with values reads {softmax.name}")
             name = reader.output[0]
 
     def _appended(self, name: str) -> tuple[str, str]:
-        """The cache and what is appended to it."""
+        """The cache, and the tensor that is appended to it."""
         node = self._wiring.producer.get(name)
         appends = node is not None and node.op_type == "Concat" and attribute(node, "axis", 0) in (-2, 2)
         if node is None or not appends or len(node.input) != 2:
-            raise NotUnderstoodError(f"{name} is no cache with new positions behind it")
+            raise NotUnderstoodError(f"{name} is not a cache with new positions after it")
         return node.input[0], node.input[1]
 
     def _joined(self, product: NodeProto) -> str:
@@ -223,5 +225,5 @@ class Reader:
     def _only_reader(self, name: str) -> NodeProto:
         readers = self._wiring.consumers.get(name, [])
         if len(readers) != 1:
-            raise NotUnderstoodError(f"{name} is read {len(readers)} times, not once")
+            raise NotUnderstoodError(f"{name} is read {len(readers)} times instead of once")
         return readers[0]

@@ -19,11 +19,11 @@ from .wiring import Wiring
 __all__ = ["whole_layers"]
 
 NEAR = 1e-3
-"""The difference that rounding to float16 may make to a constant."""
+"""The largest change of a constant by rounding to float16."""
 
 
 def whole_layers(model: ModelProto) -> None:
-    """Put LayerNormalization and Gelu in the place of what is known to be the same, in place."""
+    """Replace primitive operations that equal LayerNormalization or Gelu by these operators, in place."""
     graph = model.graph
     read_through_identities(graph)
     wiring = Wiring(graph)
@@ -41,7 +41,9 @@ def whole_layers(model: ModelProto) -> None:
 
 
 def read_through_identities(graph: GraphProto) -> None:
-    """Have nodes read what an Identity reads, in place. Exports give weights that layers share a name for each."""
+    """Have nodes read the input of an Identity instead of its output, in place. Exports give a shared weight a name for
+    each layer.
+    """
     same = {node.output[0]: node.input[0] for node in graph.node if node.op_type == "Identity"}
     for node in graph.node:
         for place, name in enumerate(node.input):

@@ -2,12 +2,12 @@
 
     MatMulNBits(x, W, scales[, zero points])      becomes      FusedMatMul(x, V), V = (W - zero points) * scales, [n, k]
 
-onnxruntime-web's CPU provider has no kernel of MatMulNBits for one row: it brings the weights into floats in every run,
-which takes ten times as long as reading them as floats (benches/NOTES.md). V is made while a model loads
+onnxruntime-web's CPU provider has no kernel of MatMulNBits for one row: it converts the weights to floats in every run,
+which takes ten times as long as reading floats (benches/NOTES.md). V is made while a model loads
 (web/src/worker/wide_weights.ts), with one rounding for each number, and takes 8 times the memory of four bits.
 
-Products in float16 get a Cast before and one after: the provider's own kernel computes them in float32, too, and there
-is none of a product by float16.
+Products in float16 get a Cast before and one after: the provider's own kernel also computes them in float32, and it has
+no product by float16.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ __all__ = ["FloatProducts", "WIDE_FILES", "WideWeight", "wide_products"]
 MICROSOFT = "com.microsoft"
 
 WIDE_FILES = "capstan.wide"
-"""The names of the data files that are made begin so; a number follows."""
+"""The beginning of the names of data files that are made; a number follows."""
 WIDTHS = (4, 8)
 PLAIN_INPUTS = 4
-"""A product has no more inputs than these, unless it has a bias or an order of its columns."""
+"""The inputs of a product without a bias and without an order of its columns."""
 
 
 @dataclass(frozen=True)
 class WideWeight:
-    """A weight [n, k] to be made: (q - zero) * scale of each block of k."""
+    """A weight [n, k] that is made: (q - zero) * scale for each block of k."""
 
     location: str
     """The name of its data file."""
@@ -49,7 +49,7 @@ class WideWeight:
     scales: WeightEntry
     """float32 or float16 [n, blocks]."""
     zeros: WeightEntry | None
-    """uint8 [n, blocks * bits / 8 rounded up], the lower bits first; None where all are half of the range."""
+    """uint8 [n, blocks * bits / 8 rounded up], the lower bits first; None if all are half of the range."""
     level: int = 0
     """The accuracy_level of the product: 4 is for activations in 8 bits."""
 
@@ -59,11 +59,11 @@ class WideWeight:
 
     @property
     def halves(self) -> bool:
-        """Whether the scales, and what the product reads and writes, are float16."""
+        """Whether the scales, and the product's input and output, are float16."""
         return self.scales.onnx_type == TensorProto.FLOAT16
 
     def as_json(self) -> dict[str, Any]:
-        """All of it as web/src/worker/wide_weights.ts reads it."""
+        """The weight in the form that web/src/worker/wide_weights.ts reads."""
 
         def place(entry: WeightEntry) -> tuple[str, int]:
             return entry.location, entry.offset
@@ -74,9 +74,9 @@ class WideWeight:
 
 
 def wide_products(model: ModelProto, most: int) -> tuple[ModelProto, tuple[WideWeight, ...]]:
-    """The same model with products by float32 weights, of which `most` bytes are made, and these weights. Products with
-    a bias or an order of columns, other types, or weights inside model.onnx stay, as do those for which no bytes are
-    left.
+    """The same model with products by float32 weights, of which at most `most` bytes are made, and these weights.
+    Products with a bias or an order of columns, other types, or weights inside model.onnx stay, and so do those beyond
+    `most`.
     """
     result = copy_of(model)
     graph = result.graph
@@ -109,7 +109,9 @@ class FloatProducts:
         self._casts = False
 
     def replace(self, node: NodeProto, weight: str, half: bool) -> None:
-        """Let a product be one by the float32 weight [n, k] of that name; `half` if it reads and writes float16."""
+        """Replace a product's weight by the float32 weight [n, k] of that name; `half` if the product reads and writes
+        float16.
+        """
         x = node.input[0]
         del node.input[:], node.attribute[:]
         node.op_type, node.domain = "FusedMatMul", MICROSOFT
@@ -136,7 +138,7 @@ class FloatProducts:
         self._casts = True
 
     def finish(self) -> None:
-        """Sort the nodes, and delete what nobody reads."""
+        """Sort the nodes, and delete unread ones."""
         if self._casts:
             tidy(self._model)
         else:
@@ -144,7 +146,7 @@ class FloatProducts:
 
 
 def wide_weight(wiring: Wiring, node: NodeProto, location: str) -> WideWeight | None:
-    """The float32 weight of a product; None for a product that is left alone."""
+    """The float32 weight of a product; None for a product that stays."""
     n, k, block = (attribute(node, name, 0) for name in ("N", "K", "block_size"))
     bits, level = attribute(node, "bits", 4), attribute(node, "accuracy_level", 0)
     named = [name for name in node.input[1:] if name]

@@ -29,7 +29,7 @@ __all__ = [
 
 
 SAME_VALUES = {"Cast", "Identity"}
-"""Operators that change no value, but for rounding."""
+"""Operators that change values only by rounding."""
 
 
 class Wiring:
@@ -56,7 +56,7 @@ class Wiring:
                         self.constants[node.output[0]] = item.t
 
     def original(self, name: str) -> str:
-        """Up from a tensor, past nodes that change no value."""
+        """The tensor above nodes that change no value."""
         while (node := self.producer.get(name)) is not None and node.op_type in SAME_VALUES:
             name = node.input[0]
         return name
@@ -103,10 +103,10 @@ def integers(tensor: TensorProto | None) -> list[int] | None:
 
 
 def value_info(name: str, element_type: int, dims: Iterable[int | str]) -> ValueInfoProto:
-    """The declaration of a tensor: its TensorProto.DataType, and its sizes, free ones by a name."""
+    """The declaration of a tensor: its TensorProto.DataType and its sizes; free sizes are names."""
     value = ValueInfoProto(name=name)
     value.type.tensor_type.elem_type = element_type
-    # A tensor without dimensions has a shape, too.
+    # A tensor without dimensions also has a shape.
     value.type.tensor_type.shape.SetInParent()
     for size in dims:
         dim = value.type.tensor_type.shape.dim.add()
@@ -118,7 +118,7 @@ def value_info(name: str, element_type: int, dims: Iterable[int | str]) -> Value
 
 
 def int64_tensor(name: str, values: Sequence[int], *, scalar: bool = False) -> TensorProto:
-    """An INT64 initializer: a vector, or a scalar if so asked."""
+    """An INT64 initializer: a vector, or a scalar if requested."""
     try:
         data = struct.pack(f"<{len(values)}q", *values)
     except struct.error as error:
@@ -136,8 +136,9 @@ _changed: ContextVar[ModelProto | None] = ContextVar("changed", default=None)
 
 @contextmanager
 def changing(model: ModelProto) -> Iterator[ModelProto]:
-    """Every `copy_of` the model in here gives the model itself: passes in a row change it, since copying a graph takes
-    longer than most of them."""
+    """Inside the block every `copy_of` the model returns the model itself: successive passes change it, since copying a
+    graph takes longer than most of them.
+    """
     before = _changed.set(model)
     try:
         yield model
@@ -146,7 +147,7 @@ def changing(model: ModelProto) -> Iterator[ModelProto]:
 
 
 def changed_in_place(model: ModelProto) -> AbstractContextManager[ModelProto]:
-    """`changing` a copy of a model that is needed afterwards."""
+    """`changing`, for a copy of a model that is needed afterwards."""
     return changing(copied(model))
 
 
@@ -156,14 +157,16 @@ def copy_of(model: ModelProto) -> ModelProto:
 
 
 def copied(model: ModelProto) -> ModelProto:
-    """A copy, also within `changing`."""
+    """A copy, even within `changing`."""
     twin = ModelProto()
     twin.CopyFrom(model)
     return twin
 
 
 def delete(items: Any, gone: Callable[[Any], bool]) -> None:
-    """Delete messages from a repeated field. Its `remove` compares messages by their contents, which takes long."""
+    """Delete messages from a repeated field. The field's `remove` compares messages by their contents, which takes
+    long.
+    """
     for place in reversed([place for place, item in enumerate(items[:]) if gone(item)]):
         del items[place]
 
@@ -180,7 +183,7 @@ def fresh_name(graph: GraphProto, wanted: str) -> str:
 
 
 def prune(graph: GraphProto) -> list[str]:
-    """Delete, in place, nodes whose outputs nobody reads, initializers too; return the names of the deleted nodes."""
+    """Delete, in place, nodes without readers, and unread initializers; return the names of the deleted nodes."""
     gone: list[str] = []
     used: set[str] = set()
 

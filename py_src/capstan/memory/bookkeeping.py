@@ -11,9 +11,9 @@ CATEGORIES = {
     "weights": "model weights, shared by all sessions of the page",
     "persistent": "KV caches, sampler state, token rings",
     "io": "ids, masks, positions, logits",
-    "scratch": "what onnxruntime-web allocates for its sessions, and the scratch of tapes",
+    "scratch": "buffers that onnxruntime-web allocates for its sessions, and the scratch of tapes",
     "staging": "mappable buffers that readbacks go through",
-    "kernels": "parameters of Capstan's own kernels, and what checks take",
+    "kernels": "parameters of Capstan's own kernels, and buffers of checks",
     "user": "buffers that the program allocated itself",
 }
 
@@ -63,7 +63,7 @@ accounts: dict[int, Account] = {}
 
 
 def keep_account(account: Account) -> Callable[[], None]:
-    """Have `account` asked for its entries by every `ledger()`; call the result to end that."""
+    """Include the entries of `account` in every `ledger()`; call the result to end that."""
     key = max(accounts, default=0) + 1
     accounts[key] = account
     return lambda: accounts.pop(key, None) and None

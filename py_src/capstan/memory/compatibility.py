@@ -1,8 +1,8 @@
-"""Whether two places hold the same bytes, so that a tensor in one is used from the other without a copy.
+"""Whether two memories hold the same bytes, so that a tensor in one can be used from the other without a copy.
 
-The question is onnxruntime's DevicesAreMemoryCompatible (pull request 28037), asked in a page: "the CPU" is several
-WebAssembly memories there, none of which addresses another, and memory that the host maps is no storage on WebGPU.
-`way_between` is the plan for bytes that have to move.
+This is onnxruntime's DevicesAreMemoryCompatible (pull request 28037) for a page: there "the CPU" is several WebAssembly
+memories, none of which addresses another, and memory that the host maps is no storage on WebGPU. `way_between` plans
+the move of bytes.
 """
 
 from __future__ import annotations
@@ -19,18 +19,21 @@ class Way(Enum):
     """How the bytes of one memory reach another; see `way_between`."""
 
     SHARED = "shared"
-    """They are used in place."""
+    """The bytes are used in place."""
     WRITE = "write"
     """One write from Python's heap."""
     COPY = "copy"
     """A copy on the device; nothing waits."""
     MAP = "map"
-    """The source is mapped and its bytes are written, as WebGPU copies nothing from memory that the host maps. It waits
-    for the work that was queued before."""
+    """The source is mapped and its bytes are written, since WebGPU copies nothing from memory that the host maps. The
+    map waits for the work that was queued before.
+    """
 
 
 def way_between(source: MemoryInfo, destination: MemoryInfo) -> Way:
-    """How a tensor in `source` becomes one in `destination`: memory of one device, or Python's heap and a device's."""
+    """How a tensor in `source` gets to `destination`: between memories of one device, or between Python's heap and a
+    device.
+    """
     if why_incompatible(source, destination) is None:
         return Way.SHARED
     if source.heap == "python":
@@ -39,16 +42,16 @@ def way_between(source: MemoryInfo, destination: MemoryInfo) -> Way:
 
 
 def devices_are_memory_compatible(a: MemoryInfo, b: MemoryInfo, capabilities: Capabilities | None = None) -> bool:
-    """Whether bytes made in `a` are used in `b`, and the other way round, without moving; see `why_incompatible`."""
+    """Whether bytes made in `a` can be used in `b`, and vice versa, without moving; see `why_incompatible`."""
     return why_incompatible(a, b, capabilities) is None
 
 
 def why_incompatible(a: MemoryInfo, b: MemoryInfo, capabilities: Capabilities | None = None) -> str | None:
-    """Why bytes have to be copied between `a` and `b`; None if both can share them. Symmetric.
+    """The reason why bytes have to be copied between `a` and `b`; None if both can share them. Symmetric.
 
     `capabilities` are those that the probe of the device found; if one of the two is host memory, of the other's
-    device. Without them only the usage flags of the buffers are known. Alignment is not judged: it belongs to a
-    tensor, not to a place.
+    device. Without them only the usage flags of the buffers are known. Alignment is not considered: it belongs to a
+    tensor, not to a memory.
     """
     for place in (a, b):
         if capabilities is not None and place.memory_type is MemoryType.HOST_ACCESSIBLE and not capabilities.staging:

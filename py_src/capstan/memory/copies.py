@@ -1,4 +1,4 @@
-"""Copies on a device, as few and as much in whole words as spans and the padding of buffers allow: pure planning.
+"""Plans copies on a device: as few as possible, and in whole words where spans and the padding of buffers allow.
 
 Devices copy whole words directly, and other bytes by a kernel. This module decides which copies and kernels a transfer
 needs; the device encodes them (web/src/worker/gpu/span_plan.ts).
@@ -32,7 +32,7 @@ def plan_copies(pairs: Sequence[tuple[DeviceSpan, DeviceSpan]]) -> list[CopyStep
 
     Each pair behaves as if its source were read before its destination is written. Adjacent copies are joined into one
     step. The device makes buffers of whole words, so the padding after a buffer's end may be read and overwritten.
-    Raises MemoryTypeError for memory that no copy can use so.
+    Raises MemoryTypeError for memory that such copies cannot use.
     """
     kept: list[tuple[DeviceSpan, DeviceSpan]] = []
     for source, destination in pairs:
@@ -47,7 +47,7 @@ def plan_copies(pairs: Sequence[tuple[DeviceSpan, DeviceSpan]]) -> list[CopyStep
 
 
 def step_of(source: DeviceSpan, destination: DeviceSpan) -> CopyStep:
-    """The step of one pair, to the end of its last word where the destination's buffer ends in it."""
+    """The step of one pair, extended to the end of its last word if the destination's buffer ends within that word."""
     size = source.length
     starts = source.offset % WORD == destination.offset % WORD == 0
     if starts and not same_buffer(source, destination) and size == destination.buffer.size - destination.offset:
@@ -63,7 +63,7 @@ def same_buffer(one: DeviceSpan, other: DeviceSpan) -> bool:
 
 
 def follows(first: DeviceSpan, second: DeviceSpan) -> bool:
-    """Whether the second goes on where the first ends."""
+    """Whether the second span begins where the first ends."""
     return same_buffer(first, second) and first.offset + first.length == second.offset
 
 

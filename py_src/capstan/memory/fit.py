@@ -1,4 +1,4 @@
-"""Whether a model and its sequences fit a device, told before anything is allocated."""
+"""Whether a model and its sequences fit a device, computed before anything is allocated."""
 
 from __future__ import annotations
 
@@ -19,35 +19,41 @@ LIMITS = {
 
 
 MOST_TOLD = 8 << 30
-"""Browsers tell at most that much of larger machines, some of them more."""
+"""Browsers report at most this size for larger machines; some report more."""
 FLOAT_BYTES = 4
 SHARE = 2
-"""A page that takes more than one part in so many of a small machine's memory is at risk."""
+"""A page that takes more than this fraction (1 / N) of a small machine's memory is at risk."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """The answer, true if everything fits; else the limit that is exceeded most, the tensor or pool that exceeds it,
-    and a max_length that fits."""
+    """The result, true if everything fits; else the limit that is exceeded most, the tensor or pool that exceeds it,
+    and a max_length that fits.
+    """
 
     requirements: MemoryRequirements
     limit: str | None = None
     """'max_binding_size', 'max_buffer_size' or 'budget'; None if everything fits."""
     item: str | None = None
-    """The tensor that breaks it, or the pool that takes most of a budget."""
+    """The tensor that exceeds it, or the largest pool for a budget."""
     value: int = 0
     allowed: int = 0
     largest_max_length: int | None = None
-    """The largest max_length that fits, as far as it was looked for; 0 if none does, None if nobody looked."""
+    """The largest max_length that fits, within the range that was searched; 0 if none fits, None if there was no
+    search.
+    """
     shortest: Fit | None = None
-    """The answer for a max_length of 1, if no max_length fits."""
+    """The result for a max_length of 1, if no max_length fits."""
     by_cache: Mapping[str, int] = field(default_factory=dict)
-    """The largest max_length that fits by `kv_cache_dtype`, of the types with which it is larger than
-    `largest_max_length`; empty if everything fits."""
+    """The largest max_length that fits, by `kv_cache_dtype`, for the types that exceed `largest_max_length`; empty if
+    everything fits.
+    """
     in_parts: int = 0
-    """The largest max_length of a load that asks for it and so has caches in parts, if that is larger; else 0."""
+    """The largest max_length of a load that requests it and therefore has caches in parts, if that is larger; else
+    0.
+    """
     machine: int = 0
-    """Memory of the machine in bytes, as far as the browser tells; 0 if it does not."""
+    """Memory of the machine in bytes, as the browser reports it; 0 if it does not."""
 
     def __bool__(self) -> bool:
         return self.limit is None
@@ -65,14 +71,15 @@ class Fit:
 
     @property
     def tight(self) -> str:
-        """Why the browser may end the page although no limit of the device is exceeded, in one line with the remedy;
-        empty if nothing speaks for that."""
+        """The reason why the browser may end the page although no limit of the device is exceeded, in one line with the
+        remedy; empty without one.
+        """
         need = self.requirements
         if not 0 < self.machine < MOST_TOLD or SHARE * need.total.bytes <= self.machine:
             return ""
         return (
-            f"it takes {need.total.bytes} bytes with max_length {need.max_length}, the browser tells of {self.machine} "
-            f"bytes of memory in this machine and may end a page that takes more than half of it; use a smaller "
+            f"it takes {need.total.bytes} bytes with max_length {need.max_length}; the browser reports {self.machine} "
+            "bytes of memory in this machine and may end a page that takes more than half of it: use a smaller "
             "max_length or a smaller model"
         )
 
@@ -100,12 +107,12 @@ class Fit:
                 others = breaking.value - breaking.requirements.weights.bytes
                 millions = max(0, breaking.allowed - others) // FLOAT_BYTES // 10**6
                 return (
-                    f"the CPU holds weights in float32, so that a model of at most {millions} million parameters fits: "
-                    "use a smaller model, or a GPU by WebGPU, which holds them as the file has them"
+                    f"the CPU holds weights in float32, so that a model of at most {millions} million parameters "
+                    "fits: use a smaller model, or WebGPU, which holds weights as they are in the file"
                 )
             return f"{why}use a smaller model, or one with fewer bits a weight"
         if smaller:
-            return f"load the model with kv_cache_dtype={smaller} and such a max_length"
+            return f"load the model with kv_cache_dtype={smaller} and that max_length"
         if self.largest_max_length is None and breaking.requirements.max_length > 1:
             return "use a smaller max_length"
         if breaking.requirements.batch_size > 1:
@@ -117,7 +124,7 @@ def fits(requirements: MemoryRequirements, limits: Limits, *, budget: int | None
     """Compare every tensor with the device's limits, and the total with `budget` bytes if one is given.
 
     A binding holds one whole tensor, so each must stay within max_binding_size and max_buffer_size. WebGPU does not
-    tell how much memory there is: within the limits an allocation can still fail, as OutOfMemoryError.
+    report the size of the memory: within the limits an allocation can still fail, as OutOfMemoryError.
     """
     broken = list(_broken(requirements, limits, budget))
     if not broken:
@@ -135,7 +142,7 @@ def plan(
 ) -> Fit:
     """Whether `requirements_of(max_length)` fits, and the largest max_length up to `at_most` that fits.
 
-    `at_most` is the model's context length, say; it is `max_length` unless given. `requirements_of` must not shrink as
+    `at_most` is usually the model's context length; the default is `max_length`. `requirements_of` must not shrink as
     max_length grows. Raises OptionError for a max_length below 1.
     """
     if max_length < 1:

@@ -31,7 +31,7 @@ class Pools:
 def check_pools(
     items: Sequence[PoolItem], pools: Pools, memory: MemoryInfo, alignment: AlignmentRequirements
 ) -> dict[str, DeviceSpan]:
-    """The spans to use for the items of the pools that are given, once all of them have passed; see check_given."""
+    """The spans to use for the items of the given pools, if all of them pass; see check_given."""
     wanted: list[PoolItem] = []
     buffers: dict[str, DeviceBuffer | DeviceSpan] = {}
     for pool in ("persistent", "io", "scratch"):
@@ -47,13 +47,12 @@ def check_pools(
 def check_given(
     items: Sequence[PoolItem], buffers: Given, memory: MemoryInfo, alignment: AlignmentRequirements
 ) -> dict[str, DeviceSpan]:
-    """The spans to use for `items`, one for each name, once all of them have passed; nothing is changed.
+    """The spans to use for `items`, one for each name, if all of them pass; nothing is changed.
 
-    `memory` is where the model computes. A tensor that is `bound` needs the start of a buffer of its own; the others
-    may be spans of one buffer. Raises BufferMismatchError, with what was expected and what was got, for a name too many
-    or missing, another device, a closed buffer, a size or alignment that is wrong, two tensors in the same bytes, and
-    bytes that another generator holds; scratch may be held by several as scratch. Memory that kernels cannot use is a
-    MemoryTypeError.
+    The model computes in `memory`. A tensor that is `bound` needs the start of a separate buffer; the others may be
+    spans of one buffer. Raises BufferMismatchError, with the expected and the given value, for an unknown or missing
+    name, another device, a closed buffer, a wrong size or alignment, two tensors in the same bytes, and bytes that
+    another generator holds (several may hold the same scratch); MemoryTypeError for memory that kernels cannot use.
     """
     _check_names(items, buffers)
     spans: dict[str, DeviceSpan] = {}
@@ -65,14 +64,14 @@ def check_given(
             if span.meets(taken):
                 raise BufferMismatchError(
                     f"{item.name!r} and {other!r} were given the same bytes, from {max(span.offset, taken.offset)} of "
-                    f"buffer {span.buffer.label!r}; give each its own"
+                    f"buffer {span.buffer.label!r}; give each separate bytes"
                 )
         spans[item.name] = span
     for item in items:
         if item.bound and sum(span.buffer is spans[item.name].buffer for span in spans.values()) > 1:
             raise BufferMismatchError(
-                f"{item.name!r} shares buffer {spans[item.name].buffer.label!r} with another tensor; "
-                "give it one of its own"
+                f"{item.name!r} shares buffer {spans[item.name].buffer.label!r} with another tensor; give it a "
+                "separate buffer"
             )
         _check_unused(item, spans[item.name])
     return {item.name: spans[item.name].sub(0, item.bytes) for item in items}
@@ -85,11 +84,13 @@ def _check_names(items: Sequence[PoolItem], buffers: Given) -> None:
             raise BufferMismatchError(f"a buffer for {name!r} was given; expected {_listed(names)}")
     missing = names.difference(buffers)
     if missing:
-        raise BufferMismatchError(f"no buffer was given for {_listed(missing)}; a pool is given whole or not at all")
+        raise BufferMismatchError(
+            f"no buffer was given for {_listed(missing)}; give buffers for all tensors of a pool, or for none"
+        )
 
 
 def _check_unused(item: PoolItem, span: DeviceSpan) -> None:
-    """Raise if another generator holds bytes that the item would use."""
+    """Raise BufferMismatchError if another generator holds bytes that the item would use."""
     wanted = span.buffer.span() if item.bound else span
     for loan in span.buffer.loans:
         if loan.shared and item.pool == "scratch":
@@ -109,23 +110,25 @@ def _check(item: PoolItem, span: DeviceSpan, memory: MemoryInfo, alignment: Alig
 
     buffer = span.buffer
     if buffer.closed:
-        raise wrong("an open buffer", "a closed one", "keep it open as long as the generator")
+        raise wrong("an open buffer", "a closed one", "keep it open until the generator is closed")
     if (buffer.memory.device, buffer.memory.device_id) == (memory.device, memory.device_id):
         check_use("pool", span, what=f"the buffer for {item.name!r}")
     elif why := why_incompatible(buffer.memory, memory):
         raise wrong(_named(memory), f"{_named(buffer.memory)} ({why})", "allocate it there")
     if span.length < item.bytes:
-        raise wrong(f"at least {item.bytes} bytes", str(span.length), "query_memory_requirements tells the sizes")
+        raise wrong(f"at least {item.bytes} bytes", str(span.length), "query_memory_requirements lists the sizes")
     if span.length % alignment.size:
         raise wrong(f"a multiple of {alignment.size} bytes", str(span.length), "round its size up")
     start = max(alignment.start, item.alignment)
     if buffer.memory.alignment % start:
         raise wrong(f"a start at a multiple of {start} bytes", str(buffer.memory.alignment), "allocate it aligned")
     if item.bound and span.offset:
-        raise wrong("the start of a buffer", f"offset {span.offset}", "give it one of its own")
+        raise wrong("the start of a buffer", f"offset {span.offset}", "give it a separate buffer")
     if span.offset % max(alignment.span_offset, start):
         multiple = max(alignment.span_offset, start)
-        raise wrong(f"an offset that is a multiple of {multiple}", str(span.offset), "alignment_requirements tells it")
+        raise wrong(
+            f"an offset that is a multiple of {multiple}", str(span.offset), "alignment_requirements gives the multiple"
+        )
 
 
 def _named(memory: MemoryInfo) -> str:

@@ -1,4 +1,4 @@
-"""Places of memory, in onnxruntime's terms, and the capabilities and limits of their devices."""
+"""Memories in onnxruntime's terms, and the capabilities and limits of their devices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Capabilities", "Limits", "MemoryInfo", "MemoryType"]
 
 
 class MemoryType(Enum):
-    """onnxruntime's OrtMemType, by what a page can do with it."""
+    """onnxruntime's OrtMemType, with its meaning in a page."""
 
     DEFAULT = "default"
     """The device's own memory, in which sessions compute. On WebGPU storage buffers, which cannot be mapped."""
@@ -20,7 +20,7 @@ class MemoryType(Enum):
 
 @dataclass(frozen=True)
 class MemoryInfo:
-    """One place where buffers are made; onnxruntime's OrtMemoryInfo."""
+    """A memory in which buffers are made; onnxruntime's OrtMemoryInfo."""
 
     name: str
     """onnxruntime's allocator name: 'WebGPU_Buffer', 'WebGPU_Staging' or 'Cpu'."""
@@ -30,10 +30,11 @@ class MemoryInfo:
     device_id: int = 0
     """Which physical device of that kind; two GPUDevices never share buffers."""
     heap: str = ""
-    """For memory that the CPU addresses, whose: 'python', 'onnxruntime' (another WebAssembly memory) or 'gpu-process'
-    (mapped staging memory). Empty for memory that it does not address."""
+    """The heap, for memory that the CPU addresses: 'python', 'onnxruntime' (another WebAssembly memory) or
+    'gpu-process' (mapped staging memory). Empty for other memory.
+    """
     alignment: int = 16
-    """The start of an allocation is a multiple of this many bytes."""
+    """The start of an allocation is a multiple of this number of bytes."""
 
 
 @dataclass(frozen=True)
@@ -43,20 +44,20 @@ class Capabilities:
     adapter: str
     software: bool
     staging: bool
-    """Mappable staging memory works: a byte pattern went to the device and came back through it."""
+    """Whether mappable staging memory works: a byte pattern went to the device and came back."""
     mappable_storage: bool
-    """HOST_ACCESSIBLE memory can be bound as storage: the CPU devices; on WebGPU never."""
+    """Whether HOST_ACCESSIBLE memory can be bound as storage: true on CPU devices, never on WebGPU."""
     f16: bool
     subgroups: bool
     timestamps: bool
     int64: bool
-    """int64 tensors are computed on the device."""
+    """Whether int64 tensors are computed on the device."""
     in_place_cache: bool
-    """past and present of attention can be one buffer."""
+    """Whether past and present of attention can be one buffer."""
     max_buffer_size: int
     max_binding_size: int
     offset_alignment: int
-    """The offset of a bound span is a multiple of this many bytes."""
+    """The offset of a bound span is a multiple of this number of bytes."""
     missing: tuple[tuple[str, str], ...] = ()
 
 
@@ -73,4 +74,4 @@ class Limits(Protocol):
 
     @property
     def offset_alignment(self) -> int:
-        """A bound span begins at a multiple of so many bytes."""
+        """A bound span begins at a multiple of this number of bytes."""

@@ -1,12 +1,12 @@
 """The pools of a model, whose sizes are known before anything is allocated.
 
     weights     the external initializers; shared by every sequence of the model
-    persistent  what a sequence carries from step to step: key/value cache, sampler state, token ring
-    io          what enters and leaves a step: ids, mask, positions, logits
-    scratch     what sessions allocate for themselves, and what lies between the kernels of a tape
+    persistent  tensors that a sequence keeps from step to step: key/value cache, sampler state, token ring
+    io          inputs and outputs of a step: ids, mask, positions, logits
+    scratch     buffers that sessions allocate for themselves, and those between the kernels of a tape
 
-The first three are lists of tensors, exact to the byte; of scratch the tapes' is, once a tape was made, and the
-sessions' is an estimate until one has run. QNN's LPAI backend asks for its pools in the same way.
+The first three are lists of tensors, exact to the byte. In scratch, the part of tapes is exact after a tape was made;
+the part of sessions is an estimate until one of them ran. QNN's LPAI backend requests its pools in the same way.
 """
 
 from __future__ import annotations
@@ -46,19 +46,21 @@ __all__ = [
 
 Pool = Literal["weights", "persistent", "io", "scratch"]
 Rows = Literal["separate", "joint"]
-"""How the rows of a generator are held: as sequences of their own, or in buffers that have a part for every row, beside
-one sequence that runs the prompts."""
+"""How the rows of a generator are held: as separate sequences, or in buffers that have a part for every row, besides
+one sequence that runs the prompts.
+"""
 
 BYTES = {"float32": 4, "float16": 2, "int64": 8, "int32": 4}
 STATE_BYTES = 32
 SNAPSHOTS = 6
-"""Copies of a sequence's states, which runs overwrite: one from before the end of its prompt, the others from the
-starts of bursts, of which one is being read and at most four are under way."""
+"""The number of copies of a sequence's states, which runs overwrite: one from before the end of its prompt, the others
+from the starts of bursts. One of these is read while at most four are in flight.
+"""
 ROWS_APART = "rows apart"
-"""Room for copies of joint rows while they become one another."""
+"""Copies of joint rows while they replace one another."""
 TAPE_SCRATCH = "tape scratch"
 SIZE_ALIGNMENT = 16
-"""Buffers are made in multiples of this many bytes."""
+"""Sizes of buffers are multiples of this number of bytes."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +71,11 @@ class PoolItem:
     pool: Pool
     bytes: int
     alignment: int
-    """Its start is a multiple of this many bytes."""
+    """Its start is a multiple of this number of bytes."""
     bound: bool
-    """It has a buffer of its own: onnxruntime binds it whole, or a kernel reads it while it writes another tensor,
-    which WebGPU refuses in one buffer. The others may be parts of one."""
+    """Whether it needs a separate buffer: onnxruntime binds it whole, or a kernel reads it while it writes another
+    tensor, which WebGPU refuses within one buffer. Other items may be parts of one buffer.
+    """
 
 
 @dataclass(frozen=True)
@@ -96,11 +99,12 @@ class AlignmentRequirements:
     """The size of a buffer is a multiple of this."""
     span_offset: int
     """The offset of a span inside a buffer is a multiple of this, unless the item is `bound`: a bound item starts at
-    offset 0 of a buffer of its own."""
+    offset 0 of a separate buffer.
+    """
 
     @classmethod
     def of(cls, memory: MemoryInfo, limits: Limits) -> AlignmentRequirements:
-        """The alignments of a device for buffers made in `memory`; `limits` are its own or its probe's."""
+        """The alignments of a device for buffers made in `memory`; `limits` are the device's or its probe's."""
         return cls(memory.alignment, SIZE_ALIGNMENT, max(memory.alignment, limits.offset_alignment))
 
 
@@ -119,10 +123,11 @@ class MemoryRequirements:
     rows: Rows = "separate"
     """How the items hold several rows."""
     no_scratch: str = ""
-    """Why no scratch can be given, or not yet; empty where the scratch pool has its item."""
+    """The reason why no scratch can be given, or not yet; empty if the scratch pool has items."""
     split: tuple[SplitWeight, ...] = ()
-    """The weights of the file that are larger than the GPU adapter binds: in how many parts each is read, or why in
-    none, so that the device cannot hold it."""
+    """The weights of the file that are larger than the GPU adapter binds: the number of parts of each, or the reason
+    why it has none and the device cannot hold it.
+    """
 
     @property
     def total(self) -> PoolSize:
@@ -163,13 +168,14 @@ def row_items(
     about: GraphDescription, rows: int, capacity: int, chunk: int, *, start: int = SIZE_ALIGNMENT
 ) -> tuple[PoolItem, ...]:
     """Every tensor that `rows` joint rows of `capacity` positions hold besides the sequence that runs their prompts:
-    row after row in each, and room for those that become one another."""
+    row after row in each, and memory for rows that replace one another.
+    """
 
     def item(name: str, pool: Pool, size: int, *, bound: bool) -> PoolItem:
         return PoolItem(name, pool, round_up(size, SIZE_ALIGNMENT), start, bound)
 
     caches = {**cache_sizes(about, capacity, chunk), **cross_sizes(about)}
-    # Rows whose caches slide have bases of their own, and so tables of their own.
+    # Rows whose caches slide have separate bases, and so separate tables.
     tables = window_table_sizes(about, capacity, chunk) if about.slides(capacity, chunk) else {}
     logits = about.vocab_size * BYTES[about.logits_dtype]
     persistent = {**caches, "state": STATE_BYTES, "ring": 4 * capacity}
@@ -188,8 +194,9 @@ def row_prefix(row: int, rows: int) -> str:
 
 
 def tape_scratch_items(sizes: Iterable[int], start: int = SIZE_ALIGNMENT) -> tuple[PoolItem, ...]:
-    """The scratch that the kernels of a generator's tapes share, by turns. Each is a buffer of its own: a
-    kernel that reads one and writes another could not do so in one buffer of WebGPU's."""
+    """The scratch that the kernels of a generator's tapes use in turn. Each item is a separate buffer, since WebGPU
+    does not let a kernel read and write parts of one buffer.
+    """
     return tuple(
         PoolItem(f"{TAPE_SCRATCH} {number}", "scratch", round_up(size, SIZE_ALIGNMENT), start, True)
         for number, size in enumerate(sizes)
@@ -197,8 +204,9 @@ def tape_scratch_items(sizes: Iterable[int], start: int = SIZE_ALIGNMENT) -> tup
 
 
 def weight_items(weights: Iterable[WeightEntry], *, start: int = SIZE_ALIGNMENT) -> tuple[PoolItem, ...]:
-    """The weights that became graph inputs: each is a buffer of its own, but those of the same parts of a file are
-    one."""
+    """The weights that became graph inputs: each is a separate buffer, except that weights of the same parts of a file
+    share one.
+    """
     alike = {(entry.location, entry.pieces): entry for entry in reversed(list(weights))}
     return tuple(
         PoolItem(entry.name, "weights", max(SIZE_ALIGNMENT, round_up(entry.length, SIZE_ALIGNMENT)), start, True)
@@ -217,13 +225,14 @@ class Packing:
 def pack(items: Iterable[PoolItem], alignment: int) -> Packing:
     """Put items that onnxruntime does not bind into one buffer, in order, each at a multiple of `alignment`.
 
-    None overlap, and the buffer is less than `alignment` (or an item's own, if larger) a tensor larger than their sum.
+    No items overlap. For each item the buffer grows by less than `alignment` (or the item's own, if larger) beyond its
+    size.
     """
     offsets: dict[str, int] = {}
     end = 0
     for item in items:
         if item.bound:
-            raise ValueError(f"{item.name} is bound by onnxruntime, which takes no offset; give it a buffer of its own")
+            raise ValueError(f"{item.name} is bound by onnxruntime, which takes no offset; give it a separate buffer")
         if item.name in offsets:
             raise ValueError(f"two tensors are called {item.name}; names must differ")
         offsets[item.name] = round_up(end, max(alignment, item.alignment))

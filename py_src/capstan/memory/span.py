@@ -13,20 +13,20 @@ __all__ = ["BufferRequest", "DeviceBuffer", "DeviceSpan", "Loan", "StridedCopy"]
 
 
 class BufferRequest(NamedTuple):
-    """A buffer that is wanted; see `DeviceInterface.allocate_all`."""
+    """A request for a buffer; see `DeviceInterface.allocate_all`."""
 
     label: str
     size: int
-    """Bytes."""
+    """The size in bytes."""
     category: str
-    """As the ledger lists it."""
+    """The category in the ledger."""
 
 
 class DeviceBuffer:
     """`size` bytes on a device, freed by `close` or at the end of a `with` block.
 
-    `handle` is the device's own name for them: an engine handle on WebGPU, a bytearray on the CPU devices. `category`
-    and `owner` are what `capstan.memory.ledger()` lists the bytes under.
+    `handle` identifies them on the device: an engine handle on WebGPU, a bytearray on the CPU devices.
+    `capstan.memory.ledger()` lists the bytes under `category` and `owner`.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class DeviceBuffer:
         return DeviceSpan(self, offset, self.size - offset if length is None else length)
 
     def close(self) -> None:
-        """Free the bytes, at the last `release` if somebody still holds them; closing twice is harmless."""
+        """Free the bytes, or let the last `release` do so if they are still held; closing twice is harmless."""
         self._closed = True
         self._free_unused()
 
@@ -108,30 +108,33 @@ class DeviceSpan:
     length: int
 
     def meets(self, other: DeviceSpan) -> bool:
-        """Whether they have bytes in common."""
+        """Whether two spans have bytes in common."""
         first, last = max(self.offset, other.offset), min(self.offset + self.length, other.offset + other.length)
         return self.buffer is other.buffer and first < last
 
     def __post_init__(self) -> None:
         if self.offset < 0 or self.length < 0 or self.offset + self.length > self.buffer.size:
             raise BufferMismatchError(
-                f"bytes {self.offset} to {self.offset + self.length} of buffer {self.buffer.label!r}, "
-                f"which has {self.buffer.size}; stay inside it"
+                f"bytes {self.offset} to {self.offset + self.length} of buffer {self.buffer.label!r}, which has "
+                f"{self.buffer.size} bytes; stay inside it"
             )
 
     def sub(self, offset: int, length: int) -> DeviceSpan:
         """`length` bytes from `offset`, counted from this span's start; inside it."""
         if offset < 0 or length < 0 or offset + length > self.length:
-            raise BufferMismatchError(f"bytes {offset} to {offset + length} of a span of {self.length}; stay inside it")
+            raise BufferMismatchError(
+                f"bytes {offset} to {offset + length} of a span of {self.length} bytes; stay inside it"
+            )
         return DeviceSpan(self.buffer, self.offset + offset, length)
 
 
 class Loan:
-    """Parts of buffers, by name, that a generator holds until `end`; their buffers stay open until then. A
-    `shared` loan allows others of the same bytes: their content has no meaning between runs."""
+    """Parts of buffers, by name, that a generator holds until `end`; their buffers stay open until then. A `shared`
+    loan allows other loans of the same bytes, whose content has no meaning between runs.
+    """
 
     def __init__(self, spans: Mapping[str, DeviceSpan], *, whole: Collection[str] = (), shared: bool = False) -> None:
-        """Holds the buffers of the names in `whole` from end to end. Raises ClosedError, and holds nothing."""
+        """Holds these parts; for names in `whole` the whole buffers. Raises ClosedError, and then holds nothing."""
         self.spans = dict(spans)
         self.taken = {name: span.buffer.span() if name in whole else span for name, span in spans.items()}
         self.shared = shared
@@ -146,7 +149,7 @@ class Loan:
             raise
 
     def end(self) -> None:
-        """Release them; a second time does nothing."""
+        """Release the parts; harmless if repeated."""
         held, self._held = self._held, []
         for buffer in held:
             buffer.loans.remove(self)
@@ -165,7 +168,7 @@ class StridedCopy(NamedTuple):
     pieces: int
 
     def pairs(self) -> list[tuple[DeviceSpan, DeviceSpan]]:
-        """Each piece's source and destination. Raises BufferMismatchError where one is not inside its span."""
+        """Each piece's source and destination. Raises BufferMismatchError if a piece is not inside its span."""
         return [
             (self.source.sub(i * self.source_stride, self.length), self.destination.sub(i * self.stride, self.length))
             for i in range(self.pieces)

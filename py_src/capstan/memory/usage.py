@@ -1,4 +1,4 @@
-"""Which memory each operation can use: one table, which every device's checks and the tests' stand-ins ask.
+"""Which memory each operation can use: one table for the checks of every device and of the tests' stand-ins.
 
 WebGPU refuses a command over a buffer that lacks a usage flag, and the whole device fails with it. So the flags are
 compared before anything is encoded.
@@ -17,10 +17,10 @@ __all__ = ["OPERATIONS", "WORD", "Use", "allows", "check_use", "in_words", "memo
 Usage = frozenset[str]
 
 WORD = 4
-"""WebGPU copies, clears and writes whole words of this many bytes; a kernel handles other bytes."""
+"""WebGPU copies, clears and writes whole words of this number of bytes; a kernel handles other bytes."""
 
 TENSOR = frozenset({"storage", "copy_src", "copy_dst"})
-"""A session, a kernel and a readback use a tensor so."""
+"""The usage flags with which sessions, kernels and readbacks use a tensor."""
 
 
 class Place(NamedTuple):
@@ -42,7 +42,7 @@ PLACES = {
         "WebGPU_Staging", "gpu-process", 8, frozenset({"map_read", "copy_dst"})
     ),
 }
-"""By device and memory type; others are HOST_PLACE. web/src/worker/engine.ts makes the buffers."""
+"""By device and memory type; other combinations are HOST_PLACE. web/src/worker/engine.ts makes the buffers."""
 
 
 class Use(NamedTuple):
@@ -77,7 +77,7 @@ OPERATIONS = {
     "captured output": Use(STORAGE, STORAGE, CAPTURE),
     "pool": Use(STORAGE, STORAGE, "allocate it there"),
 }
-"""By what is done with a buffer. A strided copy is a copy; 'input' and 'output' are tensors of a bound run."""
+"""By the operation on a buffer. A strided copy is a copy; 'input' and 'output' are tensors of a bound run."""
 
 
 def memory_info(device: str, memory_type: MemoryType, device_id: int = 0) -> MemoryInfo:
@@ -87,7 +87,7 @@ def memory_info(device: str, memory_type: MemoryType, device_id: int = 0) -> Mem
 
 
 def usage_of(memory: MemoryInfo) -> Usage:
-    """WebGPU's usage flags of buffers in that memory; the host does everything with its own."""
+    """WebGPU's usage flags of buffers in that memory; memory of the host has all flags."""
     return PLACES.get((memory.device, memory.memory_type), HOST_PLACE).usage
 
 
@@ -106,8 +106,8 @@ def allows(operation: str, memory: MemoryInfo, *, words: bool = True) -> bool:
 def check_use(operation: str, span: DeviceSpan, *, words: bool | None = None, what: str = "") -> None:
     """Raise MemoryTypeError if the operation cannot use the span in its memory.
 
-    `words` is whether it works in whole words, by default whether the span is of whole words; `what` names the tensor
-    or the operation.
+    With `words` the operation works in whole words; by default this depends on the span; `what` names the tensor or the
+    operation.
     """
     memory = span.buffer.memory
     whole = in_words(span) if words is None else words

@@ -6,7 +6,7 @@ step_graph.py  the step as a graph of values
 ort_kernels.py recognises recorded dispatches by the signatures of `ops`; uniforms.py decodes their uniforms
 operation.py   the interface of one of our operations
 ops/           our operations: each module has its recognition, joins, plan and bindings
-as_recorded.py why operations stay as they were recorded
+as_recorded.py lists the operations that stay as recorded, with the reasons
 fusions.py     the passes over the graph of a decode step, prefill_graph.py over that of a prefill run
 placement.py   puts the values back into buffers, checked
 witness.py     compares each operation of a step with the truth, watched_step.py plans this for all operations

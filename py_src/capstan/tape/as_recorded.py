@@ -25,10 +25,10 @@ def why_as_recorded(
     passes: Collection[str],
     left: Collection[int] = (),
 ) -> str:
-    """Lists the operations that stay, each with its reason; empty if all are replaced. `left` are those whose
+    """Lists the operations that stay, each with its reason; empty if all are replaced. `left` are the operations whose
     replacement was wrong.
 
-        matmul_nbits: rows of 72 elements in blocks of 16 are no multiple of 32 (7 times); ...
+        matmul_nbits: rows of 72 elements in blocks of 16 are not a multiple of 32 (7 times); ...
     """
     told: Counter[str] = Counter()
     uploaded = recording.uploaded()

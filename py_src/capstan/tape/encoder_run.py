@@ -1,4 +1,4 @@
-"""The layers of an encoder as a step of our operations alone, over buffers by number: nothing of it was recorded."""
+"""The layers of an encoder as a step of only our operations, over numbered buffers; nothing of it is recorded."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ __all__ = ["encoder_run", "encoder_step"]
 def encoder_run(
     found: EncoderLayers, buffers: Mapping[str, int], rows: int, limits: WorkgroupLimits
 ) -> tuple[Placement, FusedStep]:
-    """The layers over `rows` rows in float16, as operations and in the device's form. `buffers` numbers the tensors
-    that enter and leave, and all weights, by name. Raises TapeError if no kernel fits both layers and adapter.
+    """The layers over `rows` rows in float16, as operations and in the device's form. `buffers` has the number of each
+    tensor that enters or leaves, and of each weight, by name. Raises TapeError if no kernel fits both layers and
+    adapter.
     """
     placement = encoder_step(found, buffers, rows, limits)
     return placement, fused_step(placement, {}, (), (0, 0, 0), limits, 0)

@@ -25,7 +25,7 @@ class FusedStep:
     kernels: list[dict[str, Any]] = field(default_factory=list)
     scratch: list[int] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
-    """For each node that was emitted, the number of operations played up to its end."""
+    """For each emitted node, the number of operations played up to its end."""
     tables: list[bytes] = field(default_factory=list)
     """u32 [capacity + 1, 3] each: workgroup counts by sequence length."""
 
@@ -52,7 +52,7 @@ def fused_step(
     step = FusedStep(scratch=list(placement.scratch), tables=list(tables))
     numbered: dict[Callable[[int], tuple[int, int, int]], int] = {}
     shared: dict[int, int] = {}
-    """Scratch between kernels of one operation, by its bytes: operations take turns."""
+    """Scratch between kernels of one operation, by its bytes; operations use it in turn."""
 
     def table(counts: Callable[[int], tuple[int, int, int]]) -> int:
         if counts not in numbered:
@@ -74,7 +74,7 @@ def fused_step(
                 return ["span", *state]
             case Table():
                 if sources is None:
-                    raise ValueError("an operation reads its caches by a table, and none was given")
+                    raise ValueError("an operation reads its caches through a table, and no table was given")
                 return ["span", *sources]
             case Shared():
                 number = shared.setdefault(binding.bytes, len(step.scratch))

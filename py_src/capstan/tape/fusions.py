@@ -40,7 +40,7 @@ norm       norms computed by the product that reads them (needs matvec; those of
 residual   residuals, biases, factors and caps by the product before them (needs matvec; residuals need norm or gated),
            and factors of embeddings by their lookup; casts of these with norm
 attention  rotary embedding, cache write and attention of one token in one kernel, and its join
-dead       drop operations whose results nobody reads
+dead       drop operations whose results are never read
 prefill    replay prefill runs of a few lengths, with int4 matrix products by one of our kernels
 rows       one step for all rows of a generator (needs matvec, attention and whatever leaves nothing else as recorded)
 """
@@ -58,9 +58,9 @@ def fuse_step(
     positions: int | None = None,
 ) -> Placement:
     """The step with the given passes applied, its values in buffers. `lasting` are buffers whose contents outlive it.
-    Operations whose index is in `left` stay as they were recorded. `left_out` has the windows and soft caps, by cache
-    of keys, that the recorded attention kernels ignore and ours compute; `weights`, by buffer, says which have minima,
-    `tables` which tables are in parts, `positions` which buffer has the step's position.
+    Operations whose index is in `left` stay as recorded. `left_out` has the windows and soft caps, by cache of keys,
+    that the recorded attention kernels ignore and ours compute; `weights`, by buffer, have the minima, `tables` are the
+    tables in parts, `positions` is the buffer of the step's position.
 
     Raises TapeError if none of our operations fits its buffers, or if not all of
     `left_out` is computed.
@@ -83,8 +83,8 @@ def fuse_step(
 
 
 def put_back(graph: StepGraph, left_out: Mapping[int, LeftOut]) -> StepGraph:
-    """The graph after our attentions got the windows and soft caps that the recorded kernels leave out, by their caches
-    of keys.
+    """The graph in which our attentions have the windows and soft caps, by cache of keys, that the recorded kernels
+    ignore.
     """
 
     def whole(node: Node) -> Node:
@@ -99,7 +99,7 @@ def put_back(graph: StepGraph, left_out: Mapping[int, LeftOut]) -> StepGraph:
 
 
 def require_computed(placement: Placement, left_out: Mapping[int, LeftOut]) -> Placement:
-    """The placement; TapeError if a recorded attention leaves out a window or soft cap."""
+    """The placement; TapeError if a remaining recorded attention ignores a window or soft cap."""
     ours = Counter(node.what.key for node in placement.nodes if isinstance(node.what, Attention | PrefillAttention))
     missing = [what for cache, what in left_out.items() if ours[cache] < what.layers]
     if missing:
@@ -111,9 +111,9 @@ def fitted(read: Callable[[Collection[int]], StepGraph], *, dead: bool) -> Place
     """Places the values of the graph that `read` makes in buffers; with `dead` it drops unread values. `read` gets the
     recorded operations that must stay unchanged.
 
-    Their number grows from trial to trial: a recorded operation stays unchanged if a part taken from it has no kernel
-    of its own (a sum, a gate, a norm that joined no product), or if its replacement does not fit its buffers. Raises
-    TapeError if no number of them is enough.
+    Their number grows from trial to trial: a recorded operation stays unchanged if a part of it has no separate kernel
+    (a sum, a gate or a norm that joined no product), or if its replacement does not fit its buffers. Raises TapeError
+    if no trial succeeds.
     """
     kept: set[int] = set()
     while True:

@@ -33,14 +33,14 @@ class WorkgroupLimits:
     """The limits of an adapter's workgroups. The defaults hold for every adapter."""
 
     lanes: int = 0
-    """Threads of every subgroup; 0 if subgroups cannot be used."""
+    """The number of threads in a subgroup; 0 if subgroups cannot be used."""
     threads: int = 256
     memory: int = 16384
-    """Bytes."""
+    """Workgroup memory in bytes."""
     software: bool = False
     """Whether the adapter is a CPU."""
     buffers: int = 8
-    """Storage buffers that a kernel may bind."""
+    """The number of storage buffers that a kernel may bind."""
     matrices: tuple[MatrixSize, ...] = ()
     """Operations on subgroup matrices of float16 with sums in float32; empty if the device lacks them."""
 

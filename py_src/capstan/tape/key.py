@@ -11,7 +11,7 @@ __all__ = ["TapeKey"]
 
 @dataclass(frozen=True)
 class TapeKey:
-    """A tape may be replayed only where every part of its key is the same."""
+    """A tape may be replayed only if every part of its key is the same."""
 
     model: str
     batch: int
@@ -25,5 +25,5 @@ class TapeKey:
             expected, got = getattr(self, field.name), getattr(other, field.name)
             if expected != got:
                 raise TapeKeyError(
-                    f"this tape was recorded for {field.name}={expected!r}, got {got!r}; record one for {got!r}"
+                    f"this tape was recorded for {field.name}={expected!r}, got {got!r}; record a tape for {got!r}"
                 )

@@ -57,7 +57,7 @@ STATE = State()
 
 @dataclass(frozen=True)
 class Table:
-    """For each of several rows and each position, the row whose caches hold it."""
+    """The table with the row whose caches hold each position of each row."""
 
 
 TABLE = Table()
@@ -67,7 +67,7 @@ Binding = Value | Buffer | Shared | State | Table
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel to dispatch, and what it binds, by the names that its template declares."""
+    """A kernel to dispatch, and its bindings by the names that its template declares."""
 
     plan: KernelPlan
     half: bool
@@ -78,12 +78,12 @@ class Kernel:
 class Operation(Protocol):
     """The computation of a node in the step's graph, if it is not replayed as recorded.
 
-    A frozen dataclass: equal operations compute the same of equal reads.
+    A frozen dataclass: equal operations compute equal results from equal reads.
     """
 
     @property
     def loose(self) -> bool:
-        """Whether no kernel computes it by itself: it joins a neighbour, or its recorded operation stays."""
+        """Whether no kernel computes it alone: it joins a neighbour, or its recorded operation stays."""
         return False
 
     @property
@@ -103,7 +103,7 @@ class Operation(Protocol):
 
     @property
     def rounded(self) -> bool:
-        """Whether the recorded kernels round their inputs to int8, as accuracy_level 4 allows; ours do not."""
+        """Whether the recorded kernels round their inputs to int8, which accuracy_level 4 allows; ours do not."""
         return False
 
     @property
@@ -118,7 +118,7 @@ class Operation(Protocol):
         """The kernels that compute it, in order; `reads` and `writes` are the node's values."""
 
     def truth(self, witness: Witness, reads: Sequence[int], writes: Sequence[int]) -> None:
-        """Have `witness` compute the correct results from its reads, and compare the kernel's results with them. Only
-        the comparison of whole runs checks operations without a truth.
+        """Have `witness` compute the correct results from its reads, and compare the kernel's results with them.
+        Operations without a truth are checked only by the comparison of whole runs.
         """
         return

@@ -1,6 +1,7 @@
 """Recognises the kernels of onnxruntime-web in a recording, by the declarations and lines of their WGSL. A kernel is
-recognised only if its bindings, the fields of its uniforms and the lines that distinguish the operation are all there.
-A step with replaced kernels is still compared with an eager one. The signatures are beside their operations, in `ops`.
+recognised only if it has the signature's bindings, the fields of its uniforms and all lines that distinguish the
+operation. A step with replaced kernels is still compared with an eager one. The signatures are beside their operations,
+in `ops`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class OrtKernel:
     """One recognised dispatch."""
 
     kind: str
-    """The kind in its signature."""
+    """The kind that its signature gives."""
     at: Mapping[str, int]
     """Buffers by the WGSL's names of their bindings."""
     uniforms: Mapping[str, Number]
@@ -90,18 +91,18 @@ class Signature:
     """The bindings in order, without uniforms."""
     has: tuple[str, ...]
     asked: tuple[str, ...]
-    """Uniforms that a replacement needs to know."""
+    """Uniforms that a replacement reads."""
     weights: tuple[str, ...] = ()
     """Bindings whose contents a replacement treats as constant."""
     lacks: tuple[str, ...] = ()
     holds: Callable[[OrtKernel], bool] = lambda _: True
     """A condition on the uniforms."""
     mixed: bool = False
-    """Whether its arrays have two types, as in a cast."""
+    """Whether the kernel's arrays have two types, as in a cast."""
     parts: Callable[[Met], list[Node] | None] = lambda _: None
-    """Its computation as nodes; None if our kernels do not compute it, or only together with other kernels."""
+    """The kernel's computation as nodes; None if our kernels do not compute it, or only together with other kernels."""
     why: Callable[[OrtKernel], str] = lambda _: ""
-    """The reason why our kernels cannot compute it, else empty."""
+    """The reason why our kernels cannot compute it; else empty."""
 
 
 Fold = Callable[[StepGraph, Mapping[int, Met]], StepGraph]
@@ -114,7 +115,7 @@ class Rules:
 
     signatures: tuple[Signature, ...] = ()
     groups: Mapping[str, Fold] = field(default_factory=dict)
-    """The folds that read several recorded operations as one of ours, by the pass that enables each."""
+    """The folds that replace several recorded operations by one of ours, by the pass that enables each."""
     folds: Mapping[str, Fold] = field(default_factory=dict)
     """The folds that join our operations, by the pass that enables each."""
 
@@ -123,7 +124,9 @@ FLOATS = re.compile(r"var<storage, \w+> (\w+) ?: array<(?:vec[24]<)?(f16|f32)>")
 
 
 def element_of(pipeline: Pipeline) -> str | None:
-    """'f16' or 'f32', None if the pipeline's arrays are of both or neither; attention's sums are always f32."""
+    """The element type of the pipeline's arrays: 'f16' or 'f32', None if both or neither occur. Attention's sums are
+    always f32.
+    """
     found = {element for name, element in FLOATS.findall(pipeline.code) if name != "metadata"}
     return found.pop() if len(found) == 1 else None
 
@@ -159,14 +162,14 @@ class RunReader:
         return found[1].parts(Met(found[0], index, reads, writes, self.values)) if found is not None else None
 
     def joined(self, graph: StepGraph) -> StepGraph:
-        """The graph after the joins that need several operations."""
+        """The graph after joins that need several operations."""
         return graph
 
 
 def bound(
     recording: Recording, op: Op, uploaded: Mapping[int, bytes]
 ) -> tuple[dict[str, int], Mapping[str, Number]] | None:
-    """Whole buffers by the names that the WGSL gives their bindings, uniforms left out; and the uniforms.
+    """Whole buffers by the WGSL's names of their bindings, without uniforms; and the uniforms.
 
     None if the operation is not a dispatch, or binds parts of buffers or undeclared bindings. `uploaded` is
     `recording.uploaded()`.
@@ -216,7 +219,7 @@ def recognise(
                 weights = frozenset(at[name] for name in signature.weights)
                 return replace(kernel, kind=signature.kind, weights=weights), signature
         except KeyError:
-            # The uniforms have other fields than this kernel's: another version of it.
+            # The uniforms' fields differ from this kernel's: it is another version.
             continue
     return None
 
@@ -231,12 +234,11 @@ def read_step(
 ) -> tuple[StepGraph, Mapping[int, Met]]:
     """The graph of a recorded step, and the kernels that were recognised in it, by index.
 
-    `lasting` are the buffers whose contents outlive the step. Operations of a kind that a pass in `lift` asks for
-    become what they compute, except those whose index is in `kept`; norms and sums are taken apart so that their parts
-    can join their neighbours. A kernel is assumed to overwrite each whole buffer that it writes. Two kinds of buffers
-    are excepted, as the kernel may change only a part: those that outlive the step, and those with an unread value of
-    the step. `capstan.device.webgpu.tapes.step_recorder` checks
-    the assumption by replaying with the buffers full of NaN.
+    `lasting` are the buffers whose contents outlive the step. Operations that a pass in `lift` replaces become nodes of
+    their computation, except those whose index is in `kept`; norms and sums are split so that their parts can join
+    their neighbours. A kernel is assumed to overwrite each whole buffer that it writes, except buffers that outlive the
+    step, and buffers with an unread value of the step: the kernel may change only a part of these.
+    `capstan.device.webgpu.tapes.step_recorder` checks the assumption by replaying with the buffers full of NaN.
     """
     uploaded = recording.uploaded()
     changed = frozenset(buffer for op in ops for buffer in recording.writes(op))
@@ -247,7 +249,7 @@ def read_step(
     def lifted(index: int, reads: Mapping[int, int], writes: Mapping[int, int]) -> list[Node] | None:
         found = recognise(recording, ops[index], uploaded, signatures) if index not in kept else None
         if found is None or not changed.isdisjoint(found[0].weights):
-            return None  # The step computes it, so it is not a weight: it may be overwritten when our kernel runs.
+            return None  # The step writes this buffer, perhaps again before our kernel runs.
         kernel, signature = found
         kernels[index] = Met(kernel, index, reads, writes, values)
         return signature.parts(kernels[index]) if signature.asked_by in lift else None

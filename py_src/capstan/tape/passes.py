@@ -26,28 +26,28 @@ def captured_half(recording: Recording) -> tuple[Command, ...]:
     """The operations of the capturing half, without host writes.
 
     onnxruntime-web encodes a captured run twice, first while capturing, then replaying what it captured; the second
-    half repeats the dispatches of the first, with the same bind groups, and has lost its copies and clears. If the two
-    halves differ, the step is unknown, and TapeError is raised.
+    half repeats the dispatches of the first with the same bind groups, but without its copies and clears. Raises
+    TapeError if the halves differ, since the step is then unknown.
     """
     dispatches = [i for i, op in enumerate(recording.ops) if isinstance(op, Dispatch | DispatchIndirect)]
     if not dispatches:
-        raise TapeError("the decode step recorded no dispatch; is the model's EP really WebGPU?")
+        raise TapeError("the decode step recorded no dispatch; check that the model runs on WebGPU")
     half, odd = divmod(len(dispatches), 2)
     first = [recording.ops[i] for i in dispatches[:half]]
     second = [recording.ops[i] for i in dispatches[half:]]
     if odd or first != second:
         raise TapeError(
-            f"the recorded run has {len(dispatches)} dispatches, which are not one sequence twice; "
-            "this version of onnxruntime-web captures in another way"
+            f"the recorded run has {len(dispatches)} dispatches, which are not one sequence twice; this version of "
+            "onnxruntime-web captures differently"
         )
     return tuple(op for op in recording.ops[: dispatches[half]] if not isinstance(op, Write))
 
 
 def copies_lost_by_ort(ops: Sequence[Op]) -> int:
-    """Buffer copies in the step; onnxruntime-web's own replay leaves them out, so its results would be stale.
+    """The number of buffer copies in the step. onnxruntime-web's own replay omits them, so its results would be stale.
 
-    It leaves out clears as well. Most come from its allocator, which zeroes a buffer before it is used again, and
-    change nothing; the comparison with an eager step finds out whether one matters.
+    It also omits clears. Most come from its allocator, which zeroes a buffer before reuse, and change nothing; the
+    comparison with an eager step finds those that matter.
     """
     return sum(isinstance(op, Copy) for op in ops)
 
@@ -91,7 +91,8 @@ def reaching_definition(recording: Recording, ops: Sequence[Op], use: int, buffe
 def slice_for(recording: Recording, ops: Sequence[Op], target: int) -> list[int]:
     """Indices, ascending, of the operations that `target` depends on through buffers, and `target` itself.
 
-    A dispatch may write only part of a buffer, so the search goes on past it; a whole copy or clear ends it.
+    A dispatch may write only part of a buffer, so the search continues past it; a copy or clear of the whole buffer
+    ends it.
     """
     wanted = set(recording.reads(ops[target]))
     kept = [target]
@@ -108,9 +109,9 @@ def slice_for(recording: Recording, ops: Sequence[Op], target: int) -> list[int]
 def without_clears(ops: Sequence[Command]) -> tuple[tuple[Command, ...], frozenset[int]]:
     """The step without its clears, and the buffers they cleared.
 
-    A clear ends the compute pass, and a decoder has some for each layer: onnxruntime-web's allocator zeroes a buffer
-    when it hands it out again. A clear is needed only if a kernel reads elements that no kernel has written; the caller
-    checks that, by replaying with these buffers full of NaN.
+    A clear ends the compute pass, and each layer of a decoder has some: onnxruntime-web's allocator zeroes a buffer
+    before reuse. A clear is needed only if a kernel reads elements that no kernel has written; the caller checks this
+    by replaying with these buffers full of NaN.
     """
     kept = tuple(op for op in ops if not isinstance(op, Clear))
     return kept, frozenset(op.buffer for op in ops if isinstance(op, Clear))
@@ -171,7 +172,7 @@ def direct_dispatches(recording: Recording, ops: Sequence[Op]) -> tuple[list[lis
 
 
 def _signature(recording: Recording, op: Op, uniforms: dict[int, list[tuple[int, bytes]]]) -> object:
-    """Everything that the counts written by a defining dispatch can depend on: its pipeline, size and uniforms."""
+    """The facts that determine the counts that a defining dispatch writes: its pipeline, size and uniforms."""
     if not isinstance(op, Dispatch):
         return op
     bound = [

@@ -1,4 +1,4 @@
-"""Puts the values of a step's graph into buffers: recorded ones where recorded operations meet them, else scratch."""
+"""Puts the values of a step's graph into buffers: recorded ones if recorded operations use them, else scratch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from .step_graph import Node, Recorded, StepGraph
 __all__ = ["MisplacedError", "Place", "Placement", "place_values"]
 
 SCRATCH_ALIGNMENT = 256
-"""Scratch sizes are rounded up to this many bytes, so that values of similar size can share a buffer in turn."""
+"""Scratch sizes are rounded up to a multiple of this number of bytes, so that values of similar size can use a buffer
+in turn.
+"""
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def place_values(graph: StepGraph) -> Placement:
 
 
 def _lasting(graph: StepGraph) -> set[int]:
-    """All values of the buffers that outlive the step; they are written in place."""
+    """All values in buffers that outlive the step; these are written in place."""
     return {value for value, home in graph.homes.items() if home in graph.last}
 
 
@@ -95,7 +97,8 @@ def _check(graph: StepGraph, placement: Placement) -> None:
         for value in node.reads:
             place = placement.places[value]
             if holds.get(place) != value:
-                # Our operation runs at the place of the last one that it replaces: one of these is out of place.
+                # Our operation runs in the place of the last operation that it replaces, so one of the replaced ones is
+                # misplaced.
                 involved = (node, makers.get(value), writers.get(place))
                 moved = [other for other in involved if other is not None and not isinstance(other.what, Recorded)]
                 raise MisplacedError(

@@ -36,7 +36,7 @@ def fuse_prefill(
 
     `lasting` are buffers whose contents outlive the run. A recorded operation stays if ours does not fit the buffers of
     its values. `left_out` has the windows and soft caps, by cache of keys, that the recorded attention kernels ignore
-    and ours compute. Raises TapeError if not all of it is computed.
+    and ours compute. Raises TapeError if some of `left_out` is not computed.
     """
 
     def read(kept: Collection[int]) -> StepGraph:
@@ -64,7 +64,7 @@ WIDEST = 32768
 
 @dataclass(frozen=True)
 class Moved(Operation):
-    """The same as reads[0], of `bytes` bytes, in another buffer."""
+    """A copy of reads[0], of `bytes` bytes, in another buffer."""
 
     bytes: int
 
@@ -83,8 +83,9 @@ def moved_apart(graph: StepGraph, values: Values) -> StepGraph:
     """The graph changed so that our operations write none of the recorded buffers that they read: they write new values
     instead, which are copied.
 
-    onnxruntime-web reuses a buffer after the last read of its value. One of our operations that replaces several may
-    then read a buffer that it would write: the sum with what minima add can be in the buffer of the product's x.
+    onnxruntime-web reuses a buffer after the last read of its value. An operation of ours that replaces several may
+    then read a buffer that it would write: the sum of a product and its minima's product can be in the buffer of the
+    product's x.
     """
     met = {value for node in graph.nodes if isinstance(node.what, Recorded) for value in (*node.reads, *node.writes)}
     met |= {*graph.first.values(), *graph.last.values()}

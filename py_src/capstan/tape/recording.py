@@ -146,7 +146,7 @@ class Recording:
         )
 
     def private(self) -> frozenset[int]:
-        """Buffers that only the step writes, not the host."""
+        """Buffers that the step writes and the host does not."""
         written: set[int] = set()
         for op in self.ops:
             if not isinstance(op, Write):
@@ -154,7 +154,7 @@ class Recording:
         return frozenset(written - {op.buffer for op in self.ops if isinstance(op, Write)})
 
     def uploaded(self) -> dict[int, bytes]:
-        """The bytes that the host uploaded while recording, by buffer; only uploads that begin at its start."""
+        """The bytes that the host uploaded while recording, by buffer; only uploads to the buffer's start."""
         return {op.buffer: op.data for op in self.ops if isinstance(op, Write) and op.offset == 0}
 
     def reads(self, op: Op) -> frozenset[int]:

@@ -1,4 +1,4 @@
-"""Turns a fused step of one sequence into a step of several sequences, which advance together, one per row."""
+"""Turns a fused step of one sequence into a step of several sequences that advance together, one per row."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class RowSpans:
     table: Span | None = None
     """The table by which attention reads the caches: u32 [rows, capacity], the row that holds each position."""
     packed: bool = False
-    """Whether a row is a position of any sequence, whose number is in the state with its length; the caches of the
-    sequences lie one after another.
+    """Whether a row is a position of any sequence; the row's state has the sequence's number and length, and the caches
+    of the sequences lie one after another.
     """
 
 
@@ -51,9 +51,9 @@ def row_step(
     capacity: int,
     along: bool = False,
 ) -> FusedStep:
-    """A step of `rows` sequences of up to `capacity` positions, of the placed step of one: its kernels take the
-    workgroups of the longest. With `along` it is a step of one sequence over `rows` positions, and `spans` has its
-    caches. Raises TapeError if an operation has no form for several rows.
+    """A step of `rows` sequences of up to `capacity` positions, made from the placed step of one; its kernels take the
+    workgroups of the longest sequence. With `along` it is a step of one sequence over `rows` positions, and `spans` has
+    its caches. Raises TapeError if an operation has no form for several rows.
     """
     graph = several_rows(placement, recording, ops, spans, rows, along)
     step = fused_step(place_values(graph), {}, (), spans.state, limits, capacity, spans.table)
@@ -71,8 +71,8 @@ def _moved(binding: list[Any], spans: RowSpans) -> list[Any]:
 def several_rows(
     placement: Placement, recording: Recording, ops: Sequence[Command], spans: RowSpans, rows: int, along: bool = False
 ) -> StepGraph:
-    """The graph of the step of several sequences: its values are in any scratch, except those of `spans` and the
-    biases, which all rows share. Logits without a place in `spans` are not computed.
+    """The graph of the step of several sequences. Its values are in scratch, except those of `spans` and the biases,
+    which all rows share. Logits without a place in `spans` are not computed.
     """
     changed = {buffer for op in ops for buffer in recording.writes(op)}
     shared = {value for value, home in placement.homes.items() if home not in changed and home not in spans.buffers}
@@ -113,7 +113,7 @@ def _several(
         )
     if isinstance(what, Attention):
         if spans.packed and (what.prepared or what.turned):
-            raise TapeError("another kernel writes the caches, which is known for rows of their own only")
+            raise TapeError("another kernel writes the caches, which works only for separate rows")
         made = replace(what, rows=rows, along=along, tabled=spans.table is not None, packed=spans.packed)
         return replace(node, what=made)
     if isinstance(what, Lookup):
@@ -122,16 +122,16 @@ def _several(
         return replace(node, what=replace(what, rows=rows, along=along))
     found = lookup_in(recording, ops[what.index]) if isinstance(what, Recorded) else None
     if found is None or found[0] != spans.ids:
-        raise TapeError(f"operation {node.position} of the step is known for one row only")
+        raise TapeError(f"operation {node.position} of the step has a form only for one row")
     reads = tuple(value for value in node.reads if homes.get(value) == spans.ids)
     return replace(node, what=replace(found[1], rows=rows), reads=reads)
 
 
 def _widened(what: MatVec, reads: Sequence[int], shared: Collection[int], rows: int) -> MatVec:
-    """The product of several rows. A residual that the rows share becomes a bias, which it reads once."""
+    """The product of several rows. A residual that the rows share becomes a bias, which the kernel reads once."""
     made = replace(what, rows=rows)
     if what.scales is not None and (reason := unfit_matvec(made)):
-        raise TapeError(f"{what.title} is known for one row only: {reason}")
+        raise TapeError(f"{what.title} has a form only for one row: {reason}")
     alone = what.residual and not (what.bias or what.up or what.activated or what.factor)
     if alone and reads[what.inputs.index("residual")] in shared:
         return replace(made, residual=False, bias=True)
@@ -139,7 +139,7 @@ def _widened(what: MatVec, reads: Sequence[int], shared: Collection[int], rows: 
 
 
 def _biases(node: Node) -> Iterator[int]:
-    """The values that a node's products add to each row alike."""
+    """The values that a node's products add to every row."""
     what = node.what
     apart = [(what, node.reads)] if isinstance(what, MatVec) else []
     if isinstance(what, Beside):

@@ -18,7 +18,9 @@ ALIGNMENT = {1: 4, 2: 8, 3: 16, 4: 16}
 
 
 def declared_fields(code: str) -> list[tuple[str, str, int]]:
-    """(name, scalar type, components) of each field of `struct Uniforms`; empty if there is none or it has others."""
+    """(name, scalar type, components) of each field of `struct Uniforms`; empty if there is none or it has fields of
+    other types.
+    """
     found = STRUCT.search(code)
     if not found:
         return []

@@ -1,4 +1,4 @@
-"""A step as it is played for the check of its operations, and the plan of all their truths."""
+"""A step that is played to check its operations, and the plan of all their truths."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Watched", "plan_witness"]
 
 @dataclass(frozen=True)
 class Watched:
-    """A step as it is played: the place of its values, and the time at which they are there."""
+    """A played step: the places of its values, and the operations after which they are there."""
 
     nodes: Sequence[Node]
     place: Callable[[int], tuple[str, int] | None]
@@ -25,7 +25,7 @@ class Watched:
 def plan_witness(watched: Watched, state: tuple[int, int, int], length: int, longest: int, owner: str) -> Witness:
     """Plans the kernels that judge our operations in a step that sees `length` positions, at most `longest`.
 
-    A value that the step does not write, since its operation is joined to the next one, is taken from the truth.
+    A value that the step does not write, because its operation is joined to the next one, is taken from the truth.
     """
     witness = Witness(owner, state, length, longest, watched.place, watched.after)
     for witness.node, node in enumerate(watched.nodes):

@@ -1,8 +1,8 @@
 """Compares each operation of a step with the truth: its float32 result for the same inputs. A step is played once, and
-the inputs and outputs of its operations are kept. Plain kernels then compute every result again from the kept inputs
-(truth_gemv.wgsl, truth_attention.wgsl), with the 2-norm of the summed terms, and judge.wgsl gives the distance of each
-result from the truth in units of rounding. Errors do not add up from operation to operation, so that the bound is that
-of a single operation, and a wrong operation is identified. docs/design_checking.md has the derivation.
+the inputs and outputs of its operations are kept. Then plain kernels (truth_gemv.wgsl, truth_attention.wgsl) compute
+every result again from the kept inputs, with the 2-norm of the summed terms, and judge.wgsl gives the distance of each
+result from the truth in units of rounding. Errors do not add up from operation to operation, so the bound is that of a
+single operation, and a wrong operation is identified. docs/design_checking.md has the derivation.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ALIGNMENT = 256
 FOUND_BYTES = ALIGNMENT
 """The bytes of a judgement, padded to the alignment of the next one."""
 LOG, TRUTHS, SCORES, FOUND = range(4)
-"""The numbers of the first scratch buffers."""
+"""The names of the first scratch buffers, in order."""
 THREADS = 64
 MOST_WORKGROUPS = 65535
 """The most workgroups in one dimension of a dispatch, on every device."""
@@ -53,24 +53,24 @@ class Found:
     wanted: float
     element: int
     unlike: int
-    """Elements that are finite in only one of result and truth."""
+    """The number of elements that are finite in only one of result and truth."""
 
 
 def nowhere(value: int) -> None:
-    """The place of every value outside of a watched step."""
+    """Outside of a watched step no value has a place."""
 
 
 @dataclass
 class Witness:
-    """A WitnessSpec of web/src/worker/gpu/witness.ts, which operations fill, with the meaning of its results."""
+    """A WitnessSpec of web/src/worker/gpu/witness.ts, filled by operations, with the meaning of its results."""
 
     owner: str
     state: tuple[int, int, int]
     """The sampler's state (handle, offset, bytes), whose first word is the length."""
     length: int = 0
-    """Positions that the step sees."""
+    """The number of positions that the step sees."""
     longest: int = 0
-    """The most positions that any step sees."""
+    """The largest number of positions that any step sees."""
     place: Callable[[int], tuple[str, int] | None] = nowhere
     """A value's buffer, 'recorded' or 'scratch', and its id; None if the step does not make the value."""
     after: Mapping[int, int] = field(default_factory=dict)
@@ -104,7 +104,7 @@ class Witness:
         return every
 
     def is_made(self, value: int) -> bool:
-        """Whether the step makes a value; if not, its truth takes its place."""
+        """Whether the step makes a value; if not, the truth takes its place."""
         return self.place(value) is not None
 
     def keep(self, value: int, size: int) -> list[Any]:
@@ -112,7 +112,7 @@ class Witness:
         if value not in self.kept:
             place = self.place(value)
             if place is None:
-                # Written by a kernel that reads other values: no buffer may be read and written by one dispatch.
+                # A kernel that reads other values writes it, and one dispatch may not read and write the same buffer.
                 self.kept[value] = ["scratch", len(self.sizes)]
                 self.sizes.append(-(-size // ALIGNMENT) * ALIGNMENT)
             else:
@@ -165,7 +165,7 @@ class Witness:
         cache_bits: int = 0,
         slides: bool = False,
     ) -> None:
-        """Compare `y`, of an element type, with the truth; with `rows` (capacity, head) it is a cache: only its row at
+        """Compare `y`, of an element type, with the truth. With `rows` (capacity, head) `y` is a cache: only its row at
         the new position counts, its elements may have 8 bits, and it may slide.
         """
         capacity, head = rows or (1, 1)
@@ -188,22 +188,22 @@ class Witness:
 
 @dataclass(frozen=True)
 class CacheRows:
-    """A cache by its recorded id, whose rows are `head_bytes` long, one of each head at each position."""
+    """A cache by its recorded id; its rows are `head_bytes` long, one for each head and position."""
 
     cache: int
     heads: int
     head_bytes: int
     positions: int
-    """Its capacity."""
+    """The capacity in positions."""
     slides: bool = False
-    """Whether its positions are counted from the sequence's base."""
+    """Whether its positions count from the sequence's base."""
 
 
 def cache_rows(
     caches: Sequence[CacheRows], filled: int, beyond: int, state: tuple[int, int, int], owner: str
 ) -> Witness:
-    """Before a step at position state[0] - 1: rows of these caches from `filled` on repeat those before, and positions
-    from that one on are filled with the u32 word `beyond`.
+    """Prepare these caches for a step at position state[0] - 1: rows from `filled` on repeat the earlier rows, and from
+    the step's position on the u32 word `beyond` fills them.
     """
     witness = Witness(owner, state)
     for each in caches:

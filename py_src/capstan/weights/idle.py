@@ -1,6 +1,6 @@
 """Compares stored weights with their digests while the page has no requests.
 
-A load does not check the stored bytes, as hashing takes longer than reading. A change on disk is found here.
+A load does not check the stored bytes, since hashing takes longer than reading. This comparison finds changes on disk.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ unverified: dict[str, str] = {}
 
 
 def taken_as_it_is(content: str, source: str) -> None:
-    """Note that a stored file was loaded and not compared with its digests."""
+    """Note that a stored file was loaded without a comparison with its digests."""
     unverified.setdefault(content, source)
 
 
@@ -34,18 +34,18 @@ class IdleVerification:
     runs.
 
     It works between `begin` and `stop`, and resumes unfinished files after the next `begin`. A damaged shard is marked,
-    so that the next load fetches it again. A pass that found one reports it once, by a FallbackWarning and to `notify`.
-    A file that cannot be opened is left to the next load.
+    so that the next load fetches it again. A pass that finds damage reports it once, by a FallbackWarning and to
+    `notify`. A file that cannot be opened is left to the next load.
     """
 
     def __init__(
         self, store: WeightStore, notify: Callable[[Verification], None], others: Callable[[], Awaitable[object]]
     ) -> None:
-        """`others` returns when no other work between two requests is left, such as a load."""
+        """`others` returns when no other work between two requests, such as a load, is left."""
         self.counters: Counter[str] = Counter()
-        """`files` and `shards` that were compared, shards that were `damaged`; how often work was `stopped`."""
+        """Counts: compared `files` and `shards`, `damaged` shards, and interruptions (`stopped`)."""
         self.distrusted = False
-        """Whether damage was found since this was set to False: the weights on the device may be wrong, too."""
+        """Whether damage was found since this was set to False; then the weights on the device may be wrong, too."""
         self._store = store
         self._notify = notify
         self._others = others
@@ -56,7 +56,7 @@ class IdleVerification:
         self._working = False
 
     def begin(self, after: float) -> None:
-        """Begin after `after` seconds: the page has no requests from now on. With math.inf it never begins."""
+        """Begin after `after` seconds without requests; with math.inf never."""
         if self._task is None and not math.isinf(after):
             self._task = asyncio.ensure_future(self._run(after))
 
@@ -101,7 +101,7 @@ class IdleVerification:
                 await asyncio.sleep(PAUSE_SECONDS)
             self.counters["files"] += 1
         except StorageError:
-            return  # Another tab writes it, or it is gone: the next load finds out.
+            return  # Another tab is writing the file, or it is gone; the next load finds out.
         finally:
             if damaged:
                 self._tell(Verification(content, (source,), count, tuple(damaged)))

@@ -15,9 +15,9 @@ from ..model_files.bounded_json import NotJsonError, clipped, read_json
 __all__ = ["MANIFEST_SUFFIX", "MAX_SHARD_BYTES", "SHARD_BYTES", "Manifest", "parse_manifest"]
 
 SHARD_BYTES = 4 << 20
-"""The shard size of a file without a manifest of its own."""
+"""The shard size of a file that has no manifest."""
 MAX_SHARD_BYTES = 16 << 20
-"""A shard is held in memory while it is verified."""
+"""The largest shard; it is in memory while it is verified."""
 MOST_BYTES = 1 << 44
 """The largest file: 16 TiB, more than any browser downloads."""
 MANIFEST_SUFFIX = ".shards.json"
@@ -76,9 +76,9 @@ def shard_count(size: int, shard_size: int) -> int:
 
 
 def parse_manifest(text: str | bytes, name: str) -> Manifest:
-    """The manifest in the text of a `.shards.json`; `name` is what error messages call it.
+    """The manifest in the text of a `.shards.json`; error messages call it `name`.
 
-    Raises ModelFileError if it is torn, or contradicts itself: its `content` is checked against its shards.
+    Raises ModelFileError if it is cut off or contradicts itself: its `content` is checked against its shards.
     """
     try:
         tree = read_json(text)
@@ -108,6 +108,6 @@ def manifest_of(tree: Any, name: str) -> Manifest:
     manifest = Manifest(size, shard_size, tuple(shards))
     if tree.get("content") != manifest.content:
         raise ModelFileError(
-            f"{name}: content is {clipped(tree.get('content'))}, its shards give {manifest.content}; {remedy}"
+            f"{name}: content is {clipped(tree.get('content'))}; its shards give {manifest.content}; {remedy}"
         )
     return manifest

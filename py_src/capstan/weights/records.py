@@ -1,6 +1,6 @@
 """The store's records about its data files. A damaged or foreign record reads as None, as if it were absent.
 
-Records hold a digest of themselves; those of Capstan 0.2.0 and before have none.
+Records hold a digest of their other fields, except those of Capstan 0.2.0 and before.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ __all__ = ["DATA", "JOURNAL", "RECORD", "SOURCE", "UPLOAD", "Journal", "SourceRe
 
 DATA, JOURNAL, RECORD, SOURCE = ".data", ".journal.jsonl", ".weights.json", ".source.json"
 UPLOAD = ".upload.json"
-"""Endings of names. NAME.data holds bytes. During a download KEY.journal.jsonl lists its sound shards. After it
-CONTENT.weights.json gets the file's manifest, then, as the last write, SOURCE.source.json names the content.
-SOURCE.upload.json has the last plan by which a source's file was uploaded to the GPU."""
+"""Endings of names. NAME.data holds bytes. During a download KEY.journal.jsonl lists its sound shards. After the
+download CONTENT.weights.json gets the file's manifest, and the last write is SOURCE.source.json, which names the
+content. SOURCE.upload.json has the plan of the last upload of a source's file to the GPU.
+"""
 SEAL = "seal"
 """The field with the digest of the others."""
 
@@ -35,7 +36,7 @@ class StoredRecord:
     data: str
     """Name of the data file."""
     suspect: frozenset[int] = frozenset()
-    """Shards that `verify` found damaged and that are to be fetched again."""
+    """Shards that `verify` found damaged; the next load fetches them again."""
 
     @property
     def name(self) -> str:
@@ -63,7 +64,7 @@ class StoredRecord:
 
 @dataclass(frozen=True)
 class SourceRecord:
-    """Which content a source had, and how it was recognised."""
+    """The content of a source, and the facts by which it is recognised."""
 
     identity: SourceIdentity
     content: str
@@ -86,8 +87,9 @@ class SourceRecord:
 
 @dataclass(frozen=True)
 class UploadNote:
-    """A plan of an upload, as text, which the page reads before Python is there
-    (web/src/worker/before_python.ts)."""
+    """A plan of an upload, as text, which the page reads before Python has started
+    (web/src/worker/before_python.ts).
+    """
 
     plan: str
 
@@ -96,8 +98,8 @@ class UploadNote:
 
     @staticmethod
     def is_damaged(text: str) -> bool:
-        """Whether the text is not a note of this form. Capstan 0.2.0 and before wrote the plan itself, which is not
-        read.
+        """Whether the text is not a note of this form. Notes of Capstan 0.2.0 and before, which have only the plan, are
+        not read.
         """
         tree = tree_of(text) or {}
         plan = tree.get("plan")
@@ -118,7 +120,7 @@ class Journal:
         return sum(min(self.shard_size, size - shard * self.shard_size) for shard in self.digests)
 
     def serialize(self) -> str:
-        """One line about the source, then one for each shard; `entry` makes those that are added later."""
+        """One line about the source, then one for each shard; `entry` makes the lines that are added later."""
         about = json.dumps({"source": self.identity.as_json(), "shard_size": self.shard_size}) + "\n"
         return about + "".join(self.entry(shard, digest) for shard, digest in self.digests.items())
 
@@ -128,7 +130,7 @@ class Journal:
 
     @classmethod
     def parse(cls, text: str | None) -> Journal | None:
-        """Torn and impossible entries are left out."""
+        """Parse a journal; incomplete and impossible entries are left out."""
         first, *lines = (text or "").split("\n")
         tree = tree_of(first)
         identity = identity_of(tree)
@@ -155,7 +157,7 @@ def sealed(tree: Mapping[str, Any]) -> str:
 
 
 def unsealed(text: str | None) -> dict[str, Any] | None:
-    """The record in a text; None if the text differs from what was sealed."""
+    """The record in a text; None if its digest does not match."""
     tree = tree_of(text)
     seal = tree.pop(SEAL, None) if tree else None
     return tree if seal is None or seal == digest(json.dumps(tree)) else None

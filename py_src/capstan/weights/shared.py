@@ -51,7 +51,7 @@ Key = tuple[str, tuple[Part, ...]]
 
 @dataclass
 class Shared:
-    """One buffer, 0 until it is made; `users` counts the leases that hold it."""
+    """One buffer; its handle is 0 until it is made. `users` counts the leases that hold it."""
 
     buffer: int = 0
     users: int = 0
@@ -99,13 +99,13 @@ class SharedWeights:
         load: Callable[[list[tuple[Span, int]]], Awaitable[None]],
     ) -> Lease:
         """The buffers of these spans. `load` fills those that are not on the device yet; it is called only if there are
-        any. Without `content` nothing is shared. Nothing stays allocated if it fails.
+        any. Without `content` nothing is shared. Nothing stays allocated on failure.
         """
         for span in spans:
             if span.length > self._largest:
                 raise OutOfMemoryError(
-                    f"weight {span.name} has {span.length} bytes and this adapter binds at most {self._largest}; "
-                    "export the model with smaller weights, or use device='wasm'"
+                    f"weight {span.name} has {span.length} bytes; this adapter binds at most {self._largest}: export "
+                    "the model with smaller weights, or use device='wasm'"
                 )
         name = f"unshared {next(self._unshared)}" if content is None else content
         while True:
@@ -139,12 +139,12 @@ class SharedWeights:
         return Lease(self, held)
 
     def also(self, name: str, content: str) -> None:
-        """From now on `content` is a second key of the buffers of `name`, unless it is a key already."""
+        """Make `content` a second key of the buffers of `name`, unless it is a key already."""
         if name != content and not any(key[0] == content for key in self._entries):
             self._names[content] = self._names.get(name, name)
 
     def give_back(self, held: Sequence[tuple[Key, Shared]]) -> None:
-        """Count one user less for each."""
+        """Count one user less for each buffer."""
         for key, entry in held:
             entry.users -= 1
             if entry.users == 0:

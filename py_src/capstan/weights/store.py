@@ -24,7 +24,7 @@ __all__ = ["StoredWeights", "Verification", "WeightStore"]
 
 FOLDER = "capstan-weights"
 IN_ONNX = re.compile(r"(?<=/)onnx/[^/]+\.onnx(_data(_\d+)?)?$")
-"""The end of the URL of a graph or data file in Transformers.js' layout."""
+"""Matches the end of the URL of a graph or data file in Transformers.js' layout."""
 OF_HUB = re.compile(r"(?P<repository>.+?/[^/]+/[^/]+)/resolve/[^/]+/.+")
 
 
@@ -38,7 +38,9 @@ class StoredWeights:
     """URLs, or 'file:' and the path of a picked file."""
     size: int
     stored_bytes: int
-    """Less than `size` for an interrupted download: the next load of the model continues from there."""
+    """The number of stored bytes. Less than `size` after an interrupted download, which the next load of the model
+    continues.
+    """
     suspect: tuple[int, ...] = ()
     """Shards that `verify` found damaged; the next load fetches them again."""
 
@@ -56,7 +58,7 @@ class StoredWeights:
         return which.rstrip("/") in {name.rstrip("/") for name in self._names(which)}
 
     def below(self, which: str) -> bool:
-        """Whether its URL is below another one, which need not be a model's."""
+        """Whether its URL is below another one, which may be any folder."""
         folder = which.rstrip("/") + "/"
         return any(name.startswith(folder) for name in self._names(which))
 
@@ -66,8 +68,9 @@ class StoredWeights:
 
 
 def names_of(source: str) -> tuple[str, ...]:
-    """The URLs that name a stored file: its own, and those of its model. That is the first one of a GGUF model, or
-    the folder, around onnx/ in Transformers.js' layout; and the repository of a hub."""
+    """The URLs that name a stored file: its own, and those of its model. A model's URLs are the first file of a GGUF
+    model, or the folder (in Transformers.js' layout the one around onnx/), and the repository of a hub.
+    """
     of_hub = OF_HUB.fullmatch(source)
     in_onnx = IN_ONNX.search(source)
     folder = source[: in_onnx.start() if in_onnx else source.rfind("/") + 1]
@@ -92,7 +95,7 @@ class WeightStore:
     """The weights that this origin keeps: in its private file system, else in the Cache API, else nowhere.
 
     `which` of the methods is a content hash, a data file's URL, or the URL of a model folder or of a hub's repository
-    (HUB/OWNER/NAME), each exactly: a folder of several models is refused with OptionError. Without it they take all
+    (HUB/OWNER/NAME), each exactly: a folder of several models is refused with OptionError. Without it they apply to all
     files. All tabs of the origin see the same files.
     """
 
@@ -101,7 +104,7 @@ class WeightStore:
         self._is_the_hosts = backing is None
 
     async def kind(self) -> str:
-        """'opfs', 'cache', or 'memory' where weights are kept only as long as a model is open."""
+        """'opfs', 'cache', or 'memory' if weights are kept only while a model is open."""
         backing = await self.backing()
         return backing.kind if backing else "memory"
 
@@ -131,8 +134,8 @@ class WeightStore:
         return found + partial
 
     async def evict(self, which: str | None = None) -> int:
-        """Remove files and return how many bytes they held. Notes about them go too: the graph and the tokenizer of a
-        GGUF file. So do the small files of a hub's repository; the next load asks the hub for its current version.
+        """Remove files and return their size in bytes. This also removes notes about them (the graph and the tokenizer
+        of a GGUF file) and the small files of a hub's repository; the next load requests the hub's current version.
 
         Raises StorageError, with nothing of that file removed, while another tab has it open, and OptionError for a
         folder of several models.
@@ -161,8 +164,8 @@ class WeightStore:
         return freed
 
     async def verify(self, which: str | None = None) -> builtins.list[Verification]:
-        """Read complete files and compare each shard with its SHA-256; damaged ones are marked. The next load fetches
-        only those again.
+        """Read complete files and compare each shard with its SHA-256. Damaged shards are marked; the next load fetches
+        only these again.
         """
         backing = await self.backing()
         results = []
@@ -187,11 +190,14 @@ class WeightStore:
         others = [] if found or which is None else [stored.sources[0] for stored in files if stored.below(which)]
         if others:
             shown = ", ".join(others[:4]) + (f" and {len(others) - 4} more" if len(others) > 4 else "")
-            raise OptionError(f"{which} is not a stored model but a folder that has {shown}: name one, or none for all")
+            raise OptionError(
+                f"{which} is not a stored model but a folder that has {shown}: name one of them, or omit the name for "
+                "all"
+            )
         return found
 
     async def backing(self) -> Backing | None:
-        """The storage of this host; None if it has none."""
+        """The storage of this host; None without storage."""
         if self._backing is None:
             self._backing = await current_host().backing(FOLDER)
         return self._backing
@@ -199,7 +205,7 @@ class WeightStore:
     # For loading.
 
     async def find(self, identity: SourceIdentity) -> StoredRecord | None:
-        """The stored file of a source, if the source is unchanged since."""
+        """The stored file of a source, if the source has not changed since."""
         backing = await self.backing()
         if backing is None or identity.key is None:
             return None
@@ -211,7 +217,7 @@ class WeightStore:
         return await self.find_content(source.content) if source.identity == identity else None
 
     async def last_known(self, name: str) -> SourceIdentity | None:
-        """The identity that a source had when its file was stored, for a source that cannot be reached now."""
+        """The identity of a source when its file was stored, for a source that is unreachable now."""
         source = await self.noted(name)
         if source is None or await self.find_content(source.content) is None:
             return None
@@ -240,7 +246,7 @@ class WeightStore:
         return f"{identity.key}{JOURNAL}"
 
     async def journal(self, identity: SourceIdentity, shard_size: int) -> Mapping[int, str]:
-        """The shards that an interrupted download of these very bytes left, with their digests."""
+        """The shards that an interrupted download of the same bytes left, with their digests."""
         backing = await self.backing()
         if backing is None or identity.key is None:
             return {}
@@ -252,8 +258,8 @@ class WeightStore:
         return journal.digests if journal.identity == identity and journal.shard_size == shard_size else {}
 
     async def begin(self, identity: SourceIdentity, shard_size: int, digests: Mapping[int, str]) -> None:
-        """Note that the data file of a download will be written and holds these shards: until then no record may call
-        it complete.
+        """Note that the data file of a download holds these shards and will be written: no record may call it complete
+        until then.
         """
         backing = await self._present()
         await self._unrecord(backing, f"{identity.key}{DATA}")
@@ -293,7 +299,7 @@ class WeightStore:
         await (await self._present()).write_text(record.name, record.marked(suspect).serialize())
 
     async def note_upload(self, identity: SourceIdentity, plan: str) -> None:
-        """Keep the plan by which a source's file is put on the GPU: the next page begins with it while Python starts
+        """Keep the plan of a source's upload to the GPU: the next page begins the upload while Python starts
         (web/src/worker/before_python.ts).
         """
         backing = await self._present()
@@ -303,7 +309,7 @@ class WeightStore:
             return
         if before is not None and UploadNote.is_damaged(before):
             fall_back(
-                f"the note about the upload of {identity.name}", "it is damaged", "it began once Python was there"
+                f"the note about the upload of {identity.name}", "it is damaged", "it began after Python had started"
             )
         await backing.write_text(name, note)
 
@@ -315,7 +321,7 @@ class WeightStore:
         await backing.remove(self.journal_of(identity))
 
     async def _unrecord(self, backing: Backing, data: str) -> None:
-        """Remove the records that call a data file complete, and torn ones."""
+        """Remove the records that call a data file complete, and incomplete records."""
         for name in await backing.names():
             if name.endswith(RECORD):
                 record = StoredRecord.parse(await backing.read_text(name))
@@ -351,7 +357,7 @@ class WeightStore:
 
 
 def tell_damage(text: str | None, what: str) -> None:
-    """Count a step down for `what` if there is a text, since it could not be read."""
+    """Count a step down for a `text` that could not be read, if there is one."""
     if text is not None:
         fall_back(what, "it is damaged", "it is ignored, and rewritten by the next load")
 
@@ -378,5 +384,5 @@ async def damaged_shards(backing: Backing, record: StoredRecord) -> frozenset[in
 
 
 async def is_sound(file: DataFile, manifest: Manifest, shard: int) -> bool:
-    """Whether a shard of a stored file has its digest. Raises StorageError where it cannot be read."""
+    """Whether a shard of a stored file has its digest. Raises StorageError if it cannot be read."""
     return await file.sha256(*manifest.span(shard)) == manifest.shards[shard]

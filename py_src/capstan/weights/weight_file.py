@@ -1,5 +1,5 @@
-"""Loads one weight file: stored bytes from the store, all others from its source, each byte once unless there is a
-problem.
+"""Loads one weight file: stored bytes from the store, all others from its source; each byte is read once unless there
+is a problem.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from .whole_hash import WholeHash
 __all__ = ["WeightFile"]
 
 REQUEST_BYTES = 48 << 20
-"""The largest request. If a response is read more slowly than it arrives, a browser may buffer all of it, up to 64 MiB
-in Chromium; its developer tools, while open, keep every response of less than 20 MB."""
+"""The largest request. A browser may buffer all of a response that is read more slowly than it arrives, up to 64 MiB in
+Chromium; its developer tools, while open, keep every response of less than 20 MB.
+"""
 STORE = "the weight store"
 FROM_THE_NETWORK = "the weights come from their source"
 
 
 class WeightFile:
-    """A data file that is being loaded. `manifest` is known if it was written beforehand, or the file is stored.
+    """A data file that is being loaded. `manifest` is known if it was written beforehand, or if the file is stored.
 
-    Make it with `open`, use `read` for a few bytes and `load` for all, and `close` it. A failure of the store is a step
-    down, with a warning; a failure of the source is an error.
+    Create it with `open`, use `read` for a few bytes and `load` for all, then `close` it. A failure of the store is a
+    step down, with a warning; a failure of the source is an error.
     """
 
     def __init__(
@@ -56,9 +57,9 @@ class WeightFile:
         """The shards in the open data file, each with its expected digest."""
         self._suspect: set[int] = set(record.suspect) if record else set()
         self._digests_are_stored = record is not None and manifest is record.manifest
-        """Whether the digests come from the store, not from a file beside the data."""
+        """Whether the digests come from the store instead of a file beside the data."""
         self._whole = WholeHash(source.identity) if source.identity.sha256 and manifest is None else None
-        """Kept only if no manifest can confirm the download."""
+        """The download's hash; kept only if no manifest can confirm the download."""
 
     @classmethod
     async def open(
@@ -86,8 +87,8 @@ class WeightFile:
             size = source.identity.size
             if size is not None and size != manifest.size:
                 raise ModelFileError(
-                    f"{source.identity.name}: {size} bytes, {name} was written for {manifest.size}; "
-                    "copy the file again, or write its shards again with build.py models shards"
+                    f"{source.identity.name}: {size} bytes; {name} was written for {manifest.size}; copy the file "
+                    "again, or write its shards again with build.py models shards"
                 )
             with suppress(StorageError):
                 record = await store.find_content(manifest.content) if store else None
@@ -103,7 +104,7 @@ class WeightFile:
 
     @property
     def key(self) -> str | None:
-        """The name that the source gives these bytes, which stays when they are stored; None if it gives none."""
+        """The key of the source's identity, which does not change when the file is stored; None without one."""
         return self.identity.key
 
     @property
@@ -113,11 +114,11 @@ class WeightFile:
 
     @property
     def size(self) -> int | None:
-        """The size of the file in bytes; None if the source does not say it."""
+        """The size of the file in bytes; None if the source does not give it."""
         return self._size
 
     def require(self, end: int) -> None:
-        """Raise ModelFileError if the file is known to be shorter than the weights that model.onnx names."""
+        """Raise ModelFileError if the file is known to be too short for the weights that model.onnx names."""
         if self._size is not None and self._size < end:
             raise ModelFileError(self._too_short(self._size, end))
 
@@ -146,7 +147,7 @@ class WeightFile:
             self._close_file()
 
     async def load(self, sink: Sink, end: int, progress: Callable[[int, int], None]) -> None:
-        """Give the sink the parts of the file that it wants; the model needs its first `end` bytes.
+        """Give the sink the parts of the file that it takes; the model needs the first `end` bytes.
 
         A file that is not in the store is stored in the same pass. Raises ModelFileError, WeightsChangedError.
         """
@@ -176,8 +177,8 @@ class WeightFile:
     async def note_upload(
         self, owner: str, requests: Sequence[BufferRequest], pieces: Sequence[Sequence[object]]
     ) -> None:
-        """Let the next page begin to upload this file before it is requested; `pieces` name their buffers by their
-        places in `requests`. Without effect if the file is not stored.
+        """Let the next page upload this file before it is requested; `pieces` give their buffers by index in
+        `requests`. Without effect if the file is not stored.
         """
         if self._store is None or self._record is None:
             return
@@ -188,7 +189,7 @@ class WeightFile:
         try:
             await self._store.note_upload(self.identity, json.dumps({**plan, "requests": requests, "pieces": pieces}))
         except StorageError as error:
-            fall_back("the note about the upload", str(error), "the next page begins with it once Python is there")
+            fall_back("the note about the upload", str(error), "the next page begins it after Python has started")
 
     async def _run(
         self,
@@ -200,7 +201,7 @@ class WeightFile:
         alone: bool = False,
     ) -> int:
         """Load a part, and continue after each problem that can be repaired; returns the offset that was reached. With
-        `alone`, for a few bytes, each shard has a request of its own.
+        `alone`, for a few bytes, each shard has a separate request.
 
         Raises ModelFileError, WeightsChangedError.
         """
@@ -217,7 +218,7 @@ class WeightFile:
                 del self._have[shard]
                 if self._record is not None:
                     self._suspect.add(shard)
-            # An unsound one may have been fetched again since.
+            # A damaged shard may have been fetched again since.
             for shard, digest in found.kept:
                 self._have[shard] = digest
                 self._suspect.discard(shard)
@@ -263,13 +264,13 @@ class WeightFile:
 
     @property
     def _verifies(self) -> bool:
-        """Whether stored shards are compared with their digests before they are used: a page that may have crashed left
-        the file, or another tab may write it.
+        """Whether stored shards are compared with their digests before use: a page that may have crashed left the file,
+        or another tab may be writing it.
         """
         return self._keeps or (self._file is not None and not self._file.exclusive)
 
     async def _open(self) -> None:
-        """Open the stored file, or else a new one for the download."""
+        """Open the stored file, or a new one for the download."""
         if await self._open_stored(write=bool(self._suspect)):
             return
         if self._store is None or self.identity.size is None:
@@ -290,7 +291,7 @@ class WeightFile:
             missing = self.identity.size - len(have) * self._shard_size
             if free is not None and free < missing:
                 raise StorageError(
-                    f"{self.identity.name} needs {missing} bytes, the browser lets this origin store {free} more; "
+                    f"{self.identity.name} needs {missing} bytes; the browser lets this origin store {free} more: "
                     "free some with WeightStore().evict()"
                 )
             data = f"{self.identity.key}{DATA}"
@@ -341,18 +342,18 @@ class WeightFile:
             if before is not None and self._record is not None and before.content != self._record.manifest.content:
                 self._tell_change(before)
         except StorageError as error:
-            fall_back(STORE, str(error), "the weights are loaded, and fetched again the next time")
+            fall_back(STORE, str(error), "the weights are loaded; the next load fetches them again")
             if self._record is None:
                 with suppress(StorageError):
                     await self._store.forget_partial(self.identity)
 
     def _tell_change(self, before: SourceRecord) -> None:
-        """Warn that the source had other bytes when it was stored before."""
+        """Warn that the source had different bytes when it was last stored."""
         was, now = (f"{known.validator} with {known.size} bytes" for known in (before.identity, self.identity))
         fall_back(
             "stored weights",
-            f"{self.identity.name} changed since it was stored: it was {was}, and is {now}",
-            "the new one was stored in its place",
+            f"{self.identity.name} changed since it was stored: it was {was}, and is now {now}",
+            "the new file replaces the stored one",
         )
 
     async def _drop_partial(self) -> None:
@@ -372,12 +373,12 @@ class WeightFile:
     # The source.
 
     async def _after_break(self, broken: BrokenDownloadError, at: int, tried: int) -> None:
-        """Wait before an interrupted download is tried again. Raises ModelFileError after the last try."""
+        """Wait before trying an interrupted download again. Raises ModelFileError after the last try."""
         self.source.close()
         if await pause(tried, broken):
             return
         kept = sum(min(self._shard_size, (self._size or 0) - i * self._shard_size) for i in self._have)
-        again = f"{kept} bytes are kept; load the model again to go on" if self._keeps else "load the model again"
+        again = f"{kept} bytes are kept; load the model again to continue" if self._keeps else "load the model again"
         raise ModelFileError(
             f"{self.identity.name}: the download stopped at byte {at} of {self._size}, "
             f"{times(tried, broken)} ({broken}); {again}"
@@ -392,8 +393,8 @@ class WeightFile:
         found = f"{self.identity.name}: shard {shard} (bytes {start} to {end}) has SHA-256 {digest}"
         if self._digests_are_stored:
             raise WeightsChangedError(
-                f"{found}, {wanted} was stored of it, and its server says that it is the same file "
-                f"({self.identity.validator}); remove what is stored with WeightStore().evict(URL) and load again"
+                f"{found}; the stored digest is {wanted}, and the server reports the same file "
+                f"({self.identity.validator}); remove the stored file with WeightStore().evict(URL) and load again"
             )
         raise ModelFileError(
             f"{found}, expected {wanted}, {TRIES} times; copy the file again, or write its shards again with build.py "

@@ -1,4 +1,4 @@
-"""Compares a download that no manifest confirms with the SHA-256 that its source gives."""
+"""Compares a download without a manifest with the SHA-256 that its source gives."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["WholeHash"]
 
 
 class WholeHash:
-    """The hash of a file's first bytes, as they come."""
+    """The hash of a file's first bytes, updated as they arrive."""
 
     def __init__(self, identity: SourceIdentity) -> None:
         self._identity = identity
@@ -26,16 +26,18 @@ class WholeHash:
             self._hashed += len(data)
 
     def error(self, size: int | None) -> ModelFileError | None:
-        """Why a file of this size is not the source's; None if it is, and with a step down if only parts came."""
+        """The reason why a file of this size is not the source's, or None. If only parts arrived, None with a step
+        down.
+        """
         name, listed, found = self._identity.name, self._identity.sha256, self._hash.hexdigest()
         if found == listed:
             return None
         if self._hashed != size:
             fall_back(
                 "the check of a download",
-                f"only parts of {name} are wanted, and no store keeps the whole: the hub's SHA-256 is that of the "
-                "whole file",
-                "the parts are used as they came; where the page may store files, the whole is fetched and compared",
+                f"the load reads only parts of {name}, and no store keeps the whole file, which the hub's SHA-256 "
+                "covers",
+                "the parts are used unchecked; if the page may store files, the whole file is fetched and compared",
             )
             return None
         return ModelFileError(

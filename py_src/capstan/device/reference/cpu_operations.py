@@ -73,7 +73,7 @@ def look_up(given: CpuRun, rows: int, words: Sequence[int]) -> None:
 
 
 def norm(given: CpuRun, rows: int, words: Sequence[int]) -> None:
-    """x / sqrt(mean of squares + epsilon) * weight; of x + skip, which is written too, if there is a skip."""
+    """x / sqrt(mean of squares + epsilon) * weight; with a skip the same for x + skip, which is written too."""
     from_, to, width, skip, total, weight, epsilon = words[2:9]
     x = given.floats(from_, rows, width)
     if skip:
@@ -107,8 +107,9 @@ def quantize(given: CpuRun, rows: int, words: Sequence[int]) -> None:
 
 
 def product(given: CpuRun, rows: int, words: Sequence[int]) -> None:
-    """For each block the scale of the activations times the weights' scale times the integers' product, and the
-    weights' minimum times the sum of the activations."""
+    """The sum over blocks of (activations' scale * weights' scale * product of the integers) + (weights' minimum * sum
+    of the activations).
+    """
     from_, to, width, groups, form, weight = words[2:8]
     y = given.floats(to, rows, GROUP * groups)
     numbers, scales, minima = packed(given, form, weight, groups, width)
@@ -163,7 +164,7 @@ def rotate(given: CpuRun, rows: int, words: Sequence[int]) -> None:
 
 
 def attend(given: CpuRun, rows: int, words: Sequence[int]) -> None:
-    """Each head over the positions up to its token's own one, or over the last ones of a window."""
+    """Attention of each head over the positions up to that of its token, or over a window that ends there."""
     q, to, size, heads, shared, window, scale, keys, values, row = words[2:12]
     x = given.matrix(q, rows, heads * size, row).reshape(rows, heads, size)
     y = given.floats(to, rows, heads, size)
@@ -190,7 +191,7 @@ def scale(given: CpuRun, rows: int, words: Sequence[int]) -> None:
 
 
 def keep(given: CpuRun, rows: int, words: Sequence[int]) -> None:
-    """The last tokens, whose logits are wanted."""
+    """The last tokens, which give logits."""
     from_, to, width = words[2:5]
     given.floats(to, rows, width)[:] = given.floats(from_, given.rows, width)[given.rows - rows :]
 

@@ -1,7 +1,7 @@
 """The reference device: a model folder on CPython, with onnxruntime's CPU provider and NumPy.
 
 It defines what the other devices must compute, so it is as simple as possible: the unchanged model file, no rewriting
-pass but that of long rope, a mask as long as the sequence, one run for each call, the logits on the host and
+pass but that of long rope, a mask as long as the sequence, one run a call, the logits on the host and
 `capstan.sampling` for the picks.
 """
 
@@ -47,8 +47,9 @@ def reference_memory(data: bytes, config: GenaiConfig) -> ModelMemory:
 def described(
     model: ModelProto, config: GenaiConfig, defaults: Mapping[str, bytes] | None = None, file: bytes = b""
 ) -> tuple[ModelMemory, LoraGraph, ModelProto]:
-    """The model's memory, the inputs that adapters fill, and the graph that runs: that of the file, unless a pass
-    changed it. `defaults` are the bytes of those inputs' defaults in data files, `file` those of the graph's file."""
+    """The model's memory, the inputs that adapters fill, and the graph that runs: the file's graph, unless a pass
+    changed it. `defaults` are the bytes of those inputs' defaults in data files, `file` those of the graph's file.
+    """
     facts = Rewriting(config, defaults=defaults or {}, file=file)
     made = rewritten(model, "reference", facts)
     runs = model if made == model else made
@@ -70,7 +71,7 @@ class ReferenceModel(HostSampledModel):
     def __init__(
         self, folder: str | Path, config: GenaiConfig | None = None, graphs: Mapping[str, bytes] | None = None
     ) -> None:
-        """Without `config` the folder's genai_config.json is read, and so are graphs that are missing in `graphs`."""
+        """Reads the folder's genai_config.json without `config`, and graphs that are missing in `graphs`."""
         self.folder = Path(folder)
         self.config = config or parse_genai_config(read_file(self.folder / "genai_config.json", MOST_BYTES))
         decoder = self.config.decoder

@@ -30,8 +30,9 @@ __all__ = ["ReferenceRunner", "ReferenceSequence"]
 
 
 class ReferenceSequence:
-    """One sequence: ids go in, the logits of the last position come out; past and present are one buffer, unless the
-    caches grow with each run."""
+    """One sequence: ids go in, the logits of the last position come out. Past and present are one buffer, unless the
+    caches grow with each run.
+    """
 
     def __init__(
         self,
@@ -79,9 +80,9 @@ class ReferenceSequence:
         self.rotate(False)
 
     def prefill(self, ids: Sequence[int], every: bool = False) -> list[array[float]]:
-        """Run the model on `ids` after the present positions; float32 [vocab] of the last position, or of `every` one.
-        Raises PromptError if there are none or no room for them, ValidationError if onnxruntime cannot run the
-        graph.
+        """Run the model on `ids` after the present positions; float32 [vocab] of the last position, or with `every`
+        [ids, vocab]. Raises PromptError if there are none or no room for them, ValidationError if onnxruntime cannot
+        run the graph.
         """
         if self._session is None:
             raise ClosedError("this sequence was closed; make a new one")
@@ -89,7 +90,8 @@ class ReferenceSequence:
             raise PromptError("the prompt is empty; it must have at least one token")
         if self.length + len(ids) > self.capacity:
             raise PromptError(
-                f"{len(ids)} tokens after {self.length} are more than the cache's {self.capacity}; shorten the prompt"
+                f"{len(ids)} tokens after {self.length} exceed the cache's {self.capacity} positions; shorten the "
+                "prompt"
             )
         about, end = self._about, self.length + len(ids)
         fed = arrays(tensor for each in self._inputs for tensor in each.on_host(ids, self.length))
@@ -131,7 +133,7 @@ class ReferenceSequence:
         return list(binding.get_outputs())
 
     def _run_adapted(self, given: Mapping[str, Any]) -> list[Any]:
-        """The same with adapters, in new values, since a binding cannot take an input that has a default."""
+        """The same with adapters, in new values, since a binding cannot feed an input that has a default."""
         feeds = {name: onnxruntime.OrtValue.ortvalue_from_numpy(value) for name, value in given.items()}
         feeds |= self._adapted
         feeds |= {pair.past: cache for pair, cache in self._caches.items()}
@@ -152,8 +154,9 @@ class ReferenceSequence:
             }
 
     def rotate(self, long: bool) -> None:
-        """Rotate by the long factors of a long rope, or by the short ones; cached positions are void if that changes.
-        Nothing changes in a model with one kind."""
+        """Rotate by the long factors of a long rope, or by the short ones; a change makes cached positions invalid.
+        Without effect for a model with one kind.
+        """
         self._fixed = arrays(tensor for each in self._inputs for tensor in each.fixed_on_host(long))
 
     def hear(self, heard: Mapping[str, BoundSpan]) -> None:
@@ -217,7 +220,7 @@ class ReferenceSequence:
         if self._states and length != self.length:
             raise PromptError(
                 f"cannot rewind to {length}: the states are those after {self.length} tokens, and each run overwrites "
-                "them; bring back a snapshot of an earlier position (bring_states) and run the tokens after it again"
+                "them; restore a snapshot of an earlier position (bring_states) and run the tokens after it again"
             )
         if self._about.growing and length < self.length:
             for pair, cache in self._caches.items():
@@ -230,7 +233,7 @@ class ReferenceSequence:
         self.length, self._heard = other.length, other._heard
         for pair, cache in other._caches.items():
             self._caches[pair] = onnxruntime.OrtValue.ortvalue_from_numpy(cache.numpy().copy())
-        # A run makes new ones, so that they may be shared.
+        # Arrays may be shared: each run makes new ones.
         self._states = dict(other._states)
 
     def cache_bytes(self, length: int) -> int:

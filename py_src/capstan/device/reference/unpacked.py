@@ -1,4 +1,4 @@
-"""The definition of how tensors of a GGUF file are rearranged: web/src/worker/shaders/memory/unpack.wgsl does the same.
+"""Defines how tensors of a GGUF file are rearranged; web/src/worker/shaders/memory/unpack.wgsl does the same.
 
 Each type's function takes blocks of bytes, [blocks, bytes], and gives for each block its q, [blocks, elements], and its
 d and m, [blocks, elements / block]; see graph/gguf/gguf_types.py. m is None for types without minima. d is exact in
@@ -137,8 +137,9 @@ def unpacked(how: Unpack, data: bytes) -> NDArray[Any]:
 
 
 def made_weights(model: ModelProto, folder: Path) -> dict[str, Any]:
-    """The weights of a GGUF file in `folder` as onnxruntime takes them, by name; in the model, in place, they become
-    external data without parts. None for a model of another format."""
+    """The weights of a GGUF file in `folder` as onnxruntime takes them, by name. Changes the model in place: the
+    weights become external data without parts. None for a model of another format.
+    """
     made = {}
     for tensor in model.graph.initializer:
         if not any(item.key == PARTS for item in tensor.external_data):
@@ -160,7 +161,7 @@ def read_at(file: BinaryIO, offset: int, length: int) -> bytes:
 
 
 def weight_bytes(entry: WeightEntry, read: Callable[[int, int], bytes]) -> bytes:
-    """The bytes of a weight of a GGUF file; `read` gives those of the file, from an offset on, of a length."""
+    """The bytes of a weight of a GGUF file; `read(offset, length)` gives those of the file."""
     made = []
     for part in entry.pieces:
         data = read(part.offset, part.length)

@@ -22,10 +22,10 @@ from ..rope_tables import RopeTables, read_tables
 __all__ = ["ALL_WIDE", "WasmGraph", "prepare", "ready_graph", "wasm_graph"]
 
 ALL_WIDE = 1 << 62
-"""Bytes of float32 weights without a limit: a program keeps them packed."""
+"""Stands for no limit on bytes of float32 weights: a program keeps weights packed."""
 
 FIRST_LOGITS = "capstan_first_logits"
-"""The input that says from which position on logits are computed; web/src/worker/wasm.ts feeds it."""
+"""The input with the first position that gives logits; web/src/worker/wasm.ts feeds it."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class WasmGraph:
     model: bytes
     about: GraphDescription
     lora: LoraGraph
-    """Inputs for adapters. They are fed in every run: onnxruntime-web takes no input that has a default."""
+    """Inputs for adapters. Every run feeds them: onnxruntime-web accepts no input that has a default."""
     weights: tuple[WeightEntry, ...]
     made: tuple[WideWeight | UnpackedWeight, ...]
     """The weights that are made while the model loads."""
@@ -61,9 +61,9 @@ def prepare(
     defaults: Mapping[str, bytes] | None = None,
     file: bytes = b"",
 ) -> WasmGraph:
-    """The model with the logits cut to the last positions where that is possible, and with up to `wide_bytes` bytes of
-    float32 weights in place of packed ones. `defaults` are the bytes of adapters' defaults in data files, which runs
-    without an adapter need.
+    """The model with the logits cut to the last positions where that is possible, and with at most `wide_bytes` bytes
+    of float32 weights in place of packed ones. `defaults` are the bytes of adapters' defaults in data files; runs
+    without an adapter need them.
 
     Raises ModelFileError, UncomputedError, UnsupportedModelError.
     """
@@ -91,9 +91,9 @@ async def wasm_graph(
     notes: Notes | None,
     ready: ReadyGraphs | None = None,
 ) -> WasmGraph:
-    """The graph of a model folder: `ready`, if it was made from the same files; from the notes if model.onnx,
-    the configuration, Capstan and `wide_bytes` are unchanged; else rewritten. With `notes`, a new one is noted
-    unless it holds constants from the data files.
+    """The graph of a model folder: `ready`, if it was made from the same files; from the notes if model.onnx, the
+    configuration, Capstan and `wide_bytes` are unchanged; else rewritten. With `notes`, a new graph is noted unless it
+    holds constants from the data files.
 
     Raises ModelFileError, UncomputedError, UnsupportedModelError.
     """

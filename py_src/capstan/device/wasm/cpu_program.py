@@ -47,19 +47,20 @@ in a run of one token, 2 in a run of several."""
 ROWS = 64
 """Most tokens of a run."""
 KEPT = 16
-"""Most tokens whose logits a run gives."""
+"""Most tokens of a run that give logits."""
 GROUP = 8
-"""Rows of a weight that are side by side."""
+"""Rows of a weight that are stored side by side."""
 BLOCK = 32
-"""Activations with one scale."""
+"""Activations that share a scale."""
 FLOAT = 4
 LARGEST_HEAD = 512
 """Elements of a head."""
 
 
 class Kind(IntEnum):
-    """The operations. web/kernels/program.ts has the words of each after the first two: the kind, and 1 where it runs
-    over the tokens whose logits are kept."""
+    """The operations. Words 0 and 1 of each are the kind, and 1 if it runs only over the tokens that give logits;
+    web/kernels/program.ts has the other words.
+    """
 
     LOOK_UP = 0
     NORM = 1
@@ -116,7 +117,7 @@ class CpuWeight:
     source: WeightEntry | WideWeight | UnpackedWeight
 
     def as_json(self) -> dict[str, Any]:
-        """All of it as web/src/worker/cpu/packed_weights.ts reads it."""
+        """The weight as web/src/worker/cpu/packed_weights.ts reads it."""
         told = {"address": self.address, "bytes": self.bytes, "form": self.form, "n": self.n, "k": self.k}
         if isinstance(self.source, WeightEntry):
             return {**told, "floats": [self.source.location, self.source.offset]}
@@ -125,7 +126,7 @@ class CpuWeight:
 
 @dataclass(frozen=True)
 class CpuProgram:
-    """A program, and the places in its memory."""
+    """A program, and the addresses in its memory."""
 
     words: tuple[int, ...]
     weights: tuple[CpuWeight, ...]
@@ -135,12 +136,12 @@ class CpuProgram:
     """The address of the tokens of a run, int32."""
     logits: int
     row: int
-    """Logits of a token, at least as many as the vocabulary."""
+    """The number of logits of a token, at least the vocabulary's size."""
     vocab: int
     scores: int
     """The address of the room for the scores of attention."""
     score_bytes: int
-    """Bytes of it for each thread."""
+    """Bytes of that room for each thread."""
     position: int
     """Bytes of one position of all caches."""
     growth: int
@@ -165,16 +166,16 @@ class CpuProgram:
         in_threads = "1 thread" if threads == 1 else f"{threads} threads, which wait {self.waits(1)} times"
         return (
             f"each step is a program of {self.operations} operations on the CPU, {self.products} of them products "
-            f"with activations in 8 bits, in {in_threads}"
+            f"with activations in 8 bits, on {in_threads}"
         )
 
     def as_json(self) -> dict[str, Any]:
-        """All of it as web/src/worker/cpu/cpu_engine.ts reads it."""
+        """The program as web/src/worker/cpu/cpu_engine.ts reads it."""
         return {**vars(self), "weights": [each.as_json() for each in self.weights], "rows": ROWS, "kept": KEPT}
 
 
 def program_memory(memory: ModelMemory, program: CpuProgram) -> ModelMemory:
-    """The memory of a model that is run by a program."""
+    """The memory of a model that runs as a program."""
     scratch = PoolSize(program.end - sum(each.bytes for each in program.weights), exact=True)
     entries = (
         WeightEntry(each.name, (each.bytes,), TensorProto.UINT8, "program", each.address, each.bytes)

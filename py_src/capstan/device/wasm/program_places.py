@@ -1,4 +1,4 @@
-"""Gives the activations and the weights of a program their places in its memory."""
+"""Allocates the activations and the weights of a program in its memory."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ SCALES: Mapping[GgmlType, Scales] = {
 
 
 class UnknownGraphError(Exception):
-    """A graph has something that no operation of a program computes."""
+    """A graph has a node that no operation of a program computes."""
 
 
 class Share(NamedTuple):
@@ -78,7 +78,7 @@ class Value:
     bytes: int
     kept: bool = False
     reads: int = 0
-    """How often nodes are still to read it."""
+    """The number of reads by nodes that are still to come."""
     quantized: tuple[int, int] | None = None
     """The address and the bytes of the same in 8 bits."""
     share: Share = BY_ROWS
@@ -106,7 +106,7 @@ class Joined:
 
 
 class Lengths:
-    """A number of positions, which each run is told."""
+    """A number of positions, which each run passes to the program."""
 
 
 LENGTHS = Lengths()
@@ -114,24 +114,24 @@ Known: TypeAlias = Value | Activated | Joined | Lengths
 
 
 class Memory:
-    """Gives addresses out, those that are free again first."""
+    """Allocates addresses; freed memory is used first."""
 
     def __init__(self) -> None:
         self.end = CONTROL
         self._free: list[tuple[int, int]] = []
 
     def take(self, size: int) -> int:
-        """The address of so many bytes: the smallest that are free, or new ones."""
+        """The address of `size` bytes: the smallest free range that fits, or new memory."""
         fitting = [each for each in self._free if size <= each[1] <= 2 * size]
         return self._again(min(fitting, key=lambda each: each[1])) if fitting else self.hold(size)
 
     def hold(self, size: int) -> int:
-        """The address of so many new bytes."""
+        """The address of `size` new bytes."""
         address, self.end = self.end, aligned(self.end + size)
         return address
 
     def release(self, value: Value) -> None:
-        """Let others have the memory of a value that no node reads any more."""
+        """Free the memory of a value that no node reads any more."""
         if value.reads == 0 and value.bytes:
             self._free.append((value.address, value.bytes))
             if value.quantized is not None:
@@ -140,13 +140,13 @@ class Memory:
             value.bytes = 0
 
     def _again(self, free: tuple[int, int]) -> int:
-        """All of some free bytes; they come back whole."""
+        """A whole free range; it is freed as a whole."""
         self._free.remove(free)
         return free[0]
 
 
 class Weights:
-    """The weights of a graph, each in the memory from its first reading on."""
+    """The weights of a graph; each is put into the memory when it is first read."""
 
     def __init__(self, model: ModelProto, made: Sequence[WideWeight | UnpackedWeight], memory: Memory) -> None:
         self._memory = memory
@@ -189,8 +189,9 @@ class Weights:
 
 
 def apart(values: Sequence[Value], widths: Sequence[int]) -> list[tuple[int, int]] | None:
-    """The address of each of some parts of activations that are side by side, and the bytes between its rows; None if
-    the parts are of other widths or over two of the values."""
+    """The address of each part of activations that are side by side, and the bytes between its rows; None if the widths
+    differ or a part lies in two of the values.
+    """
     if sum(each.width for each in values) != sum(widths):
         return None
     places, rest, before = [], list(values), 0
@@ -205,7 +206,7 @@ def apart(values: Sequence[Value], widths: Sequence[int]) -> list[tuple[int, int
 
 
 def cache_places(pairs: Sequence[CachePair]) -> Mapping[str, tuple[int, int]]:
-    """By the input of each cache, the bytes of one position of all caches before it, and of its own."""
+    """For the input of each cache, the bytes of one position of all caches before it, and of this cache."""
     found, before = {}, 0
     for pair in pairs:
         size = FLOAT * pair.heads * pair.head_size
@@ -219,7 +220,7 @@ def form_of(source: WideWeight | UnpackedWeight, entry: WeightEntry) -> int:
     k = entry.dims[-1]
     if isinstance(source, WideWeight):
         if source.level != INT8_ACTIVATIONS:
-            raise UnknownGraphError(f"its products ask for activations in floats (accuracy_level {source.level})")
+            raise UnknownGraphError(f"its products require activations in floats (accuracy_level {source.level})")
         if k % BLOCK or (source.block % BLOCK and source.block != BLOCK // 2):
             raise UnknownGraphError(f"a weight has {k} columns in blocks of {source.block}")
         centred = source.halves and source.zeros is None

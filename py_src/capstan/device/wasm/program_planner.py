@@ -1,4 +1,5 @@
-"""Plans the program of a graph: each node becomes operations of web/kernels, or names what no operation computes.
+"""Plans the program of a graph: each node becomes operations of web/kernels, or the planner names the node that no
+operation computes.
 
 program_of(found, config, threads)   the program of a graph for the CPU, or the reason why there is none
 """
@@ -55,12 +56,13 @@ __all__ = ["planned", "program_of"]
 def program_of(
     found: WasmGraph, config: GenaiConfig, threads: int, capture: str = "tape", *, count: bool = False
 ) -> CpuProgram | str:
-    """The program of a graph, or why there is none. With `count` it counts as a step down where a graph that allows
-    activations in 8 bits has none."""
+    """The program of a graph, or the reason for none. With `count` a graph that allows activations in 8 bits and has no
+    program counts as a step down.
+    """
     if capture == "off":
         return "capture is 'off'"
     if not any(isinstance(each, UnpackedWeight) or each.level == INT8_ACTIVATIONS for each in found.made):
-        return "its products ask for activations in floats"
+        return "its products require activations in floats"
     try:
         return planned(found, threads, found.about.context_within(config.context_length))
     except UnknownGraphError as error:
@@ -73,7 +75,7 @@ def planned(found: WasmGraph, threads: int, context: int) -> CpuProgram:
     """The program of a graph. Raises UnknownGraphError."""
     about = found.about
     why = {
-        "adapters of LoRA": found.lora.inputs or found.lora.others,
+        "LoRA adapters": found.lora.inputs or found.lora.others,
         "rotary factors that depend on the length": found.tables,
         "states besides caches": about.states,
         "caches that grow": about.growing,
@@ -89,7 +91,7 @@ def planned(found: WasmGraph, threads: int, context: int) -> CpuProgram:
 
 
 def word(value: float) -> int:
-    """A number as a word: a float by its bits."""
+    """A number as a word; a float gives its bits."""
     if not isinstance(value, float):
         return int(value) % (1 << 32)
     bits: int = struct.unpack("<I", struct.pack("<f", value))[0]
@@ -125,7 +127,7 @@ class Planner:
             self._node(node)
         logits = self._values.get(about.logits)
         if not isinstance(logits, Value) or not logits.kept:
-            raise UnknownGraphError("the logits are no product")
+            raise UnknownGraphError("the logits are not a product")
         program = self._memory.hold(FLOAT * len(self._words))
         score_bytes = aligned(FLOAT * max(self._context, LARGEST_HEAD))
         scores = self._memory.hold(score_bytes * self._threads)
@@ -149,13 +151,13 @@ class Planner:
         given = [self._values.get(name) for name in node.input]
         known = [each for each in given if each is not None]
         if node.op_type not in ("GroupQueryAttention", "Slice") and all(isinstance(each, Lengths) for each in known):
-            # Lengths are computed of the mask and of constants; a run is told them.
+            # The graph computes lengths from the mask and constants; each run passes them instead.
             for name in node.output:
                 self._values[name] = LENGTHS
             return
         make = OPERATIONS.get(node.op_type)
         if make is None:
-            raise UnknownGraphError(f"no operation of a program is a {node.op_type} ({node.name})")
+            raise UnknownGraphError(f"no operation of a program computes a {node.op_type} ({node.name})")
         make(self, node)
         for name in node.input:
             self._read(self._values.get(name))
@@ -266,7 +268,7 @@ class Planner:
             angles = [self._weights.floats(node, each) for each in (7, 8)]
             half, (cos, sin) = angles[0].k, [each.address for each in angles]
             if angles[0].n < self._context:
-                raise UnknownGraphError(f"the rotary table has {angles[0].n} positions, not {self._context}")
+                raise UnknownGraphError(f"the rotary table has {angles[0].n} positions instead of {self._context}")
         turned = attribute(node, "rotary_interleaved", 0)
         self._add(
             Kind.ROTATE, q, q_at, q_row, head, heads, shared, half, turned, keys, values, cos, sin,
@@ -285,7 +287,7 @@ class Planner:
 
     def quick_gelu(self, node: NodeProto) -> None:
         if real(node, "alpha", 1.702) != 1.0:
-            raise UnknownGraphError(f"a QuickGelu has another alpha than 1 ({node.name})")
+            raise UnknownGraphError(f"a QuickGelu has an alpha other than 1 ({node.name})")
         self._activate(node, whole=True)
 
     def gelu(self, node: NodeProto) -> None:
@@ -306,14 +308,14 @@ class Planner:
         if isinstance(one, Value) and isinstance(other, Activated):
             one, other = other, one
         if not isinstance(one, Activated) or not isinstance(other, Value):
-            raise UnknownGraphError(f"a Mul is no gate ({node.name})")
+            raise UnknownGraphError(f"a Mul is not a gate ({node.name})")
         if not one.whole and one.of is other:
             self._values[node.output[0]] = Activated(other, whole=True)
             other.reads += self._reads.get(node.output[0], 0)
             return
         gate = one.of
         if not one.whole or gate.width != other.width or gate.row != other.row:
-            raise UnknownGraphError(f"a Mul is no gate ({node.name})")
+            raise UnknownGraphError(f"a Mul is not a gate ({node.name})")
         y = self._made(node.output[0], gate.width, gate.kept)
         y.share = gate.share if gate.share == other.share else BY_ROWS
         told = (gate.address, y.address, gate.row // FLOAT, 0, int(one.gelu), other.address)
@@ -333,7 +335,7 @@ class Planner:
         self._kept(self._value(node, 0), node.output[0])
 
     def _kept(self, x: Value, name: str) -> Value:
-        """The rows of the tokens whose logits are wanted."""
+        """The rows of the tokens that give logits."""
         y = self._made(name, x.width, kept=True)
         self._add(Kind.KEEP, y, x.address, y.address, x.width, share=WHOLE_ROWS)
         return y
@@ -346,7 +348,7 @@ class Planner:
     def _value(self, node: NodeProto, place: int) -> Value:
         found = self._values.get(node.input[place]) if place < len(node.input) else None
         if not isinstance(found, Value):
-            raise UnknownGraphError(f"input {place} of a {node.op_type} is no activation ({node.name})")
+            raise UnknownGraphError(f"input {place} of a {node.op_type} is not an activation ({node.name})")
         return found
 
     def _integers(self, node: NodeProto, place: int) -> list[int]:
@@ -370,7 +372,7 @@ class Planner:
         return made
 
     def _also(self, name: str, value: Value) -> None:
-        """Let a value be that of another name, too."""
+        """Give a value another name, too."""
         self._values[name] = value
         value.reads += self._reads.get(name, 0)
 

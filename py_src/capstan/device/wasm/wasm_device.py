@@ -30,7 +30,7 @@ class WasmDevice(HostMemory):
         """
         self._opener = opener
         self._provider = provider
-        reason = "" if shared else ": no memory is shared, as in pages that are not cross-origin isolated"
+        reason = "" if shared else ": no memory is shared, because the page is not cross-origin isolated"
         self._memory = memory
         self._name = f"cpu (wasm, {threads} thread{'' if threads == 1 else 's'}{reason})"
 

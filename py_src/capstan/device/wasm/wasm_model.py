@@ -1,4 +1,4 @@
-"""onnxruntime-web's CPU execution provider: where there is no WebGPU, or only a software adapter."""
+"""onnxruntime-web's CPU execution provider, for pages without WebGPU or with only a software adapter."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ MADE_IN_JAVASCRIPT = (Ids, Mask, Positions)
 """The kinds of inputs that web/src/worker/wasm.ts makes itself for each run; it also keeps caches and states."""
 
 HEAP_BYTES = 3 << 30
-"""onnxruntime-web's heap has 4 GiB. While a session is made, the heap holds one weight twice; a table that is a
-product's weight stays there twice.
+"""The size of onnxruntime-web's heap is 4 GiB. While a session is made, the heap holds one weight twice; a table that
+is also a product's weight stays there twice.
 """
 
 
@@ -42,7 +42,7 @@ class WasmSequence(Protocol):
         """float32 [kept, vocab]: the logits of the last `kept` positions of int64 ids [n] after `past` positions."""
 
     def carried(self, name: str) -> bytes:
-        """The whole cache or state that the input of that name reads."""
+        """The whole cache or state of the input of that name."""
 
     def keep_states(self, slot: int) -> None: ...
 
@@ -91,8 +91,8 @@ class WasmModel(HostSampledModel):
         lora: LoraGraph | None = None,
         tables: RopeTables | None = None,
     ):
-        """`about` says how the model runs; `reason` why this device was chosen, if it was not requested; `lora` has the
-        inputs that adapters fill, `tables` the rotary tables if they depend on the sequence's length.
+        """`about` describes how the model runs; `reason` is why this device was chosen, if it was not requested; `lora`
+        has the inputs that adapters fill, `tables` the rotary tables if they depend on the sequence's length.
         """
         self.lora = lora or LoraGraph()
         self._note = about + (f" (wasm, since {reason})" if reason else "")

@@ -14,13 +14,15 @@ from .tapes.row_tapes import RowTape
 __all__ = ["BeamSteps"]
 
 NO_NUMBER = 0xFFFFFFFF
-"""Marks the record of a step with a beam that has no number among its logits: beams.wgsl."""
+"""Marks the record of a step in which all logits of a beam are NaN: beams.wgsl."""
 MOST = 1024
 """Continuations of a prompt that beams.wgsl ranks."""
 
 
 class BeamSteps:
-    """Owns the search and the tape that reads caches by a table. `make` returns the tape or the reason for none."""
+    """Owns the search and the tape that reads caches through a table. `make` returns the tape or the reason for
+    none.
+    """
 
     def __init__(
         self,
@@ -43,7 +45,7 @@ class BeamSteps:
     async def prepare(self, options: BeamOptions) -> str | None:
         """See beams.BeamRows."""
         if options.beams * options.looked > MOST:
-            return f"{options.beams} beams with {options.looked} continuations each are more than {MOST} in all"
+            return f"{options.beams} beams with {options.looked} continuations each exceed {MOST} in all"
         if self._made is None:
             found = await self._make()
             if isinstance(found, str):
@@ -84,14 +86,16 @@ class BeamSteps:
                 device.copy_cpu_to_device(span, array("I", [source]) * length)
 
     def submit(self, picks: int, choose_first: bool, length: int, cursor: int) -> Awaitable[BeamBurst]:
-        """Queue them; `length` is that of the longest row in the first step, whose record has the number `cursor`."""
+        """Queue the steps; `length` is that of the longest row in the first step, whose record has the number
+        `cursor`.
+        """
         assert self._options is not None
         tape = self._tape().tape
         numbers = self._engine.beam_burst(tape, self._search, picks, choose_first, length, cursor)
         return _burst(numbers, picks, self._options.beams, self._buffers.rows)
 
     async def release(self) -> None:
-        """Free all of it."""
+        """Free the search and the tape."""
         self._forget()
         made, self._made = self._made, None
         if made is not None:

@@ -62,7 +62,7 @@ class CacheSpans:
         if window is not None and length - base >= window.room:
             base = max(base, window.kept_from(length, 1))
         if window is not None:
-            # The target's places count from its base.
+            # The target's positions count from its base.
             window.rebase(base)
         self._copy(target, length, base)
 

@@ -50,12 +50,13 @@ MAX_BURST = 64
 IN_FLIGHT = {False: 4, True: 2}
 """Most bursts in flight with a tape, by whether the adapter is software.
 
-On an H200 a burst takes 6 ms. From its ids being readable, about 10 ms pass until the next burst is ready for the GPU.
+On an H200 a burst takes 6 ms. About 10 ms pass from its ids being readable until the next burst is ready for the GPU.
 """
 
 BEHIND_FIRST = 4
-"""Most picks of the burst that is queued right after a prompt's first pick. A hardware adapter accepts that many while
-it computes the prompt. A software adapter gets none: it would compute them on the CPU that reads the first pick back.
+"""Most picks of the burst that is queued right after a prompt's first pick. A hardware adapter accepts this number
+while it computes the prompt. A software adapter gets none: it would compute them on the CPU that reads the first pick
+back.
 """
 
 
@@ -91,7 +92,7 @@ class WebGpuDecoder(SampledRows, SampledRow):
         SampledRow.__init__(self, sampler, logits, runs.require_open)
         self.buffers = buffers
         self.runs = runs
-        """The place in the sequence, and what runs its prompts."""
+        """Runs the prompts, and holds the place in the sequence."""
         self._maker = maker
         self._eager_picks = maker.eager_picks
         """Picks until an unrecorded step is recorded, counting down."""
@@ -103,7 +104,7 @@ class WebGpuDecoder(SampledRows, SampledRow):
         """Whether the rotary tables have the long factors."""
         self.owner = buffers.owner
         self.scratch = scratch
-        """Scratch of the decoder's tapes, and of the tape of joint rows whose prompts it runs."""
+        """Scratch of the decoder's tapes, and of the tape of the joint rows for which it runs prompts."""
         self._take_step(step)
         self._drafted = DraftedSteps(engine, sampler, partial(maker.draft_tape, self))
 
@@ -140,7 +141,7 @@ class WebGpuDecoder(SampledRows, SampledRow):
 
     @property
     def reusable(self) -> bool:
-        """Whether the next sequence may have the decoder's buffers: none of them belongs to the user."""
+        """Whether the next sequence may use the decoder's buffers: none of them belongs to the user."""
         return self.buffers.given is None and self.scratch.given is None
 
     @property
@@ -210,7 +211,7 @@ class WebGpuDecoder(SampledRows, SampledRow):
             runs.settle(runs.length)
 
     def reorder(self, parents: Sequence[int]) -> None:
-        """No change: there is one row."""
+        """Changes nothing: there is one row."""
 
     async def step(self, tokens: Sequence[int]) -> None:
         runs = self.runs
@@ -296,8 +297,8 @@ class WebGpuDecoder(SampledRows, SampledRow):
         sliding = self.buffers.sliding
         if self.buffers.base and sliding is not None and found.past in sliding.sliding.pasts:
             raise OptionError(
-                f"{name} is a cache over a window and holds the positions from {self.buffers.base} on alone; "
-                f"sequences of up to {sliding.room} tokens have all of them"
+                f"{name} is a cache over a window and holds only the positions from {self.buffers.base} on; sequences "
+                f"of up to {sliding.room} tokens keep all positions"
             )
         span = self.buffers.carried_span(found, self.runs.held)
         held = array("B", bytes(span.length))

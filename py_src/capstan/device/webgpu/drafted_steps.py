@@ -59,7 +59,9 @@ class DraftedSteps:
         return None
 
     def submit(self, steps: int, length: int, cursor: int) -> Awaitable[Burst]:
-        """Queue them; the sequence has at most `length` positions, the ring has its last pick before `cursor`."""
+        """Queue the steps; the sequence has at most `length` positions, and the ring has its last pick before
+        `cursor`.
+        """
         made = self._tape()
         positions = made.buffers.positions
         numbers = self._engine.drafted_burst(made.tape, self._sampler.handle, steps, positions, length, cursor)
@@ -78,7 +80,7 @@ class DraftedSteps:
 
 
 async def _burst(numbers: Awaitable[Sequence[float]], positions: int) -> Burst:
-    """The burst of drafted steps, each with the ids that it picked at some of its positions."""
+    """The burst of drafted steps, each with the ids that it picked; some of its positions have none."""
     submitted, done, readable, host, entered, *found = await numbers
     steps = [
         [int(token) for token in found[start : start + positions] if token != NOTHING]

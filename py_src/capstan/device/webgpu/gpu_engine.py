@@ -39,12 +39,13 @@ T = TypeVar("T")
 
 def js(place: Literal["engine", "sessions", "tapes", "sampling"], span: str = "") -> Callable[[T], T]:
     """Declares which object of JavaScript has a method, or the methods of a class: the engine, its `sessions`, its
-    `tapes` or its `sampling`. While a trace is taken, each call is a span of the given name."""
+    `tapes` or its `sampling`. A trace shows each call as a span of the given name.
+    """
     return lambda declared: declared
 
 
 def by_hand(declared: T) -> T:
-    """Declares that JsGpuEngine has this method, which is more than one call."""
+    """Declares that JsGpuEngine implements this method, which takes more than one call."""
     return declared
 
 
@@ -89,7 +90,7 @@ class SamplerSpec:
     position_ids: int | None
     owner: str
     rows: int = 1
-    """The number of sequences; each buffer has a part for every one."""
+    """The number of sequences; each buffer has a part for each of them."""
 
 
 @dataclass(frozen=True)
@@ -121,14 +122,14 @@ class BeamSpec:
 
 @dataclass(frozen=True)
 class Difference:
-    """How far two float buffers are apart."""
+    """The difference of two float buffers."""
 
     max_difference: float
     max_magnitude: float
     unlike: int
     """Elements that are finite in just one of the two."""
     relative: float
-    """Square root of the sum of the squares of the differences, over that of the second buffer's values."""
+    """Square root of the sum of the squares of the differences, divided by that of the second buffer's values."""
 
 
 NOT_FUSED: Mapping[str, Any] = {"scratch": [], "kernels": [], "owner": ""}
@@ -137,7 +138,7 @@ NOT_FUSED: Mapping[str, Any] = {"scratch": [], "kernels": [], "owner": ""}
 
 @js("engine")
 class GpuAdapter(Protocol):
-    """The device itself. Errors are those of capstan.errors; sizes and offsets are bytes."""
+    """The device itself. Raises errors of capstan.errors; sizes and offsets are bytes."""
 
     number: int
     """The number of the device within the page: buffers of one cannot be used on another."""
@@ -178,8 +179,8 @@ class GpuBuffers(GpuAdapter, Protocol):
 
     def score(self, buffer: int, dtype: str, vocab: int, skipped: int, rows: int, slots: int, first: int) -> None:
         """Queue the scores of tokens by `rows` rows of logits, after `skipped` other rows. Each slot of four u32, from
-        slot `first` on, has a token; the kernel replaces it by its logit, the best token, that one's logit and the sum
-        of exp(logit - best).
+        slot `first` on, begins with a token. The kernel replaces the slot by the token's logit, the best token, the
+        best token's logit and the sum of exp(logit - best).
         """
 
     @js("engine", span="compare with an eager run")
@@ -190,7 +191,7 @@ class GpuBuffers(GpuAdapter, Protocol):
 
     @by_hand
     def upload_weights(self, pieces: Sequence[WeightPiece]) -> Sink:
-        """A sink that fills buffers from a data file."""
+        """A sink for the bytes of a data file, which fills these buffers."""
 
 
 @js("sessions")
@@ -223,12 +224,12 @@ class GpuSessions(GpuAdapter, Protocol):
 
     def unbind(self, binding: int) -> None: ...
     async def run(self, binding: int, valid: int = 0, tokens: int = 1, base: int = 0) -> None:
-        """`valid` counts the positions valid after the run, for a binding that depends on it; `tokens` the positions
+        """For bindings that depend on them: `valid` counts the valid positions after the run, `tokens` the positions
         that it adds; `base` is the first position that sliding caches hold.
         """
 
     async def idle(self) -> None:
-        """Wait for the end of every run and recording, those of cancelled callers too."""
+        """Wait for the end of every run and recording, including those of cancelled callers."""
 
 
 @js("tapes")
@@ -237,7 +238,7 @@ class GpuTapes(GpuAdapter, Protocol):
 
     @js("sessions", span="record a run")
     async def record(self, binding: int) -> dict[str, Any]:
-        """Raises OutOfMemoryError, after which the device stays usable, if the run cannot allocate its memory."""
+        """Raises OutOfMemoryError if the run cannot allocate its memory; the device stays usable."""
 
     @js("sessions")
     def retire(self, binding: int) -> None: ...
@@ -247,23 +248,26 @@ class GpuTapes(GpuAdapter, Protocol):
     async def make_tape(
         self, recording: int, played: Sequence[Any], written: Sequence[int], fused: Mapping[str, Any] = NOT_FUSED
     ) -> int:
-        """A tape of `played` operations; `fused` is a FusedSpec of web/src/worker/gpu/fused.ts: the kernels of its own.
-        Without memory for their scratch, OutOfMemoryError, which is no fault of the device."""
+        """A tape of `played` operations; `fused` is a FusedSpec of web/src/worker/gpu/fused.ts: Capstan's kernels.
+        Raises OutOfMemoryError without memory for their scratch; the device stays usable.
+        """
 
     async def store_tape(self, tape: int, given: Sequence[int]) -> dict[str, Any]:
-        """A tape as a StoredTape of web/src/worker/gpu/stored_tape.ts; `given` are the recorded ids of the buffers
-        that it is to be given again. TapeError if it cannot be stored."""
+        """A tape as a StoredTape of web/src/worker/gpu/stored_tape.ts; `given` are the recorded ids of the buffers that
+        its restoration will bind. TapeError if it cannot be stored.
+        """
 
     @js("tapes", span="restore a stored tape")
     async def restore_tape(self, stored: Mapping[str, Any], given: Mapping[int, int], owner: str) -> int:
-        """Make a stored tape again over buffers by recorded id. Raises TapeError; OutOfMemoryError, which is no fault
-        of the device."""
+        """Restore a stored tape over buffers, by recorded id. Raises TapeError, and OutOfMemoryError, after which the
+        device stays usable.
+        """
 
     def tape_scratch(self, tape: int) -> list[int]:
         """Bytes of each scratch buffer of a tape's kernels."""
 
     async def give_scratch(self, tape: int, spans: Sequence[tuple[int, int, int]] | None) -> None:
-        """Have a tape's kernels use (handle, offset, bytes) for each scratch buffer; with None it allocates its own.
+        """Give a tape's kernels (handle, offset, bytes) for each scratch buffer; with None the tape allocates its own.
         Raises OutOfMemoryError; then the kernels keep their buffers.
         """
 
@@ -272,8 +276,8 @@ class GpuTapes(GpuAdapter, Protocol):
     @js("tapes", span="compare with the truth")
     async def witness(self, recording: int, tape: int, length: int, spec: Mapping[str, Any]) -> bytes:
         """Play a step of a tape (none if 0) that sees `length` positions, with the kernels of a WitnessSpec of
-        web/src/worker/gpu/witness.ts before and after it; what the spec reads back. Raises OutOfMemoryError, after
-        which the device stays usable, if its scratch cannot be allocated.
+        web/src/worker/gpu/witness.ts before and after it; returns the bytes that the spec reads back. Raises
+        OutOfMemoryError if its scratch cannot be allocated; the device stays usable.
         """
 
     async def counts_by_length(
@@ -294,7 +298,9 @@ class GpuSampling(GpuAdapter, Protocol):
     @by_hand
     def set_sampling(self, sampler: int, program: SamplerProgram) -> None: ...
     def set_allowed(self, sampler: int, mask: bytes, row: int = 0) -> None:
-        """The tokens that a row's next pick may take: a bit each, in u32 words. Only after a program with a mask."""
+        """Set the tokens that a row's next pick may take: a bit each, in u32 words. Only after a program with a
+        mask.
+        """
 
     def set_sampler_own(self, sampler: int, words: bytes, row: int = 0) -> None:
         """Write a stage's own words in a row's memory, or the first of them. Only after a program with `own_at`."""
@@ -310,7 +316,9 @@ class GpuSampling(GpuAdapter, Protocol):
         """The fields of a Burst except its ids, then the ids, row by row."""
 
     def set_drafts(self, sampler: int, input_ids: int, logits: int, positions: int) -> None:
-        """Let steps find drafts, for a tape over `positions` positions: its ids and logits. After each program."""
+        """Let steps find drafts, for a tape over `positions` positions, by its ids and logits. Called again after each
+        program.
+        """
 
     def drafted_burst(
         self, tape: int, sampler: int, steps: int, positions: int, length: int, cursor: int
@@ -324,8 +332,8 @@ class GpuSampling(GpuAdapter, Protocol):
     def beam_burst(
         self, tape: int, search: int, picks: int, choose_first: bool, length: int, cursor: int
     ) -> Awaitable[Sequence[float]]:
-        """As `burst`, but each step has choices of a beam search in place of picks, and its record in place of ids: u32
-        words, as web/src/worker/shaders/sampler/beams.wgsl has them.
+        """As `burst`, but each step makes choices of a beam search in place of picks, and gives a record in place of
+        ids: the u32 words of web/src/worker/shaders/sampler/beams.wgsl.
         """
 
     def eager_burst(
@@ -339,7 +347,7 @@ class GpuTiming(GpuAdapter, Protocol):
 
     @js("engine")
     async def work_done(self) -> float:
-        """Wait until the device has done all submitted work; returns the time of that on the worker's clock."""
+        """Wait until the device has done all submitted work; returns the time of its end on the worker's clock."""
 
     async def step_time(self, tape: int, sampler: int, steps: int, length: int) -> float:
         """Milliseconds of GPU time of a step, in one submit of `steps` of them."""
@@ -357,4 +365,4 @@ class GpuTiming(GpuAdapter, Protocol):
 
 
 class GpuEngine(GpuBuffers, GpuSessions, GpuTapes, GpuSampling, GpuTiming, Protocol):
-    """One WebGPU device with onnxruntime-web on it: all of the above."""
+    """One WebGPU device with onnxruntime-web on it: all protocols above."""

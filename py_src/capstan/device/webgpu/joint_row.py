@@ -36,7 +36,7 @@ class JointRow(SampledRow):
         """The arguments of the last `follow`."""
 
     def begin(self, length: int) -> None:
-        """Continue at a length; its next pick goes to the same ring index as those of all rows."""
+        """Continue at a length; the next pick goes to the ring index that all rows share."""
         self._buffers.lengths[self.number] = length
         self._buffers.set_length(self.number, length)
 
@@ -47,14 +47,14 @@ class JointRow(SampledRow):
         self.begin(length)
 
     def take(self, one: WebGpuDecoder) -> None:
-        """Copy the sequence of another decoder, and continue it."""
+        """Copy another decoder's sequence, which this row continues."""
         self._buffers.require_open()
         self._buffers.from_one(self.number, one.buffers)
         self.begin(one.runs.length)
         self._buffers.unstepped.add(self.number)
 
     def give(self, one: WebGpuDecoder) -> None:
-        """Copy it to a decoder of one sequence, which continues it."""
+        """Copy the row's sequence to a decoder of one sequence, which continues it."""
         self._buffers.require_open()
         self._buffers.to_one(self.number, one.buffers, [*self._buffers.carried, "logits"])
         one.runs.begin(self._buffers.lengths[self.number])
@@ -74,7 +74,7 @@ class JointRow(SampledRow):
         target = self.caches()
         assert target is not None
         source.copy_to(target, length)
-        # If other rows step before this one runs, this row's step writes after the copied positions.
+        # Until this row runs, steps of other rows write for it, too, after the copied positions.
         self.begin(length + 1)
 
     def hear(self, heard: Mapping[str, BoundSpan]) -> None:
@@ -108,7 +108,7 @@ class JointRow(SampledRow):
         self.follow_again()
 
     def follow_again(self) -> None:
-        """Have the sampler follow the sequence by other options."""
+        """Have the sampler follow the sequence under other options."""
         if self._followed is not None:
             self._sampler.follow(*self._followed, self.number)
 

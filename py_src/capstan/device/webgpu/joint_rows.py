@@ -33,8 +33,8 @@ class JointRows(SampledRows):
     tape for each; these protocols document the methods.
 
     A decoder of one sequence runs the prefill; its KV cache and logits are then copied to the spans of the row. Prompts
-    of several rows that are run together fill these spans themselves, all but the last token of each, which a step of
-    all rows runs.
+    of several rows that run together fill these spans directly, except for the last token of each prompt, which a step
+    of all rows runs.
     """
 
     records_after = None
@@ -68,7 +68,7 @@ class JointRows(SampledRows):
 
     @property
     def reusable(self) -> bool:
-        """Whether the next generator may have these rows: no buffer of theirs belongs to the user."""
+        """Whether the next generator may use these rows: none of their buffers belongs to the user."""
         return self._buffers.given is None and self._one.reusable
 
     @property
@@ -90,8 +90,8 @@ class JointRows(SampledRows):
     def set_search(self, options: SearchOptions, row: int = 0) -> None:
         self._options[row] = options
         given = [each for each in self._options if each is not None]
-        # Rows differ in min_length alone. The sampler gets the largest one; a row with a smaller one adds the
-        # difference to its count of tokens.
+        # Rows differ only in min_length. The sampler gets the largest one; a row with a smaller one adds the difference
+        # to its count of tokens.
         least = max(each.min_length for each in given)
         chosen = options.replace(min_length=least)
         if chosen != self._search:
@@ -124,7 +124,7 @@ class JointRows(SampledRows):
         if len(chosen) < 2:
             return ()
         if not self._buffers.unstepped <= chosen.keys():
-            reason = "the last token of another row, which a decoder of its own had run, is not known"
+            reason = "the last token of another row, which a separate decoder ran, is not known"
             fall_back(TOGETHER, reason, "they are run one after another")
             return ()
         await self._one.rest()
@@ -149,7 +149,9 @@ class JointRows(SampledRows):
         return chosen
 
     def _packs(self, row: int, count: int, past: int) -> bool:
-        """Whether a row's prompt of that length runs together with those of others: runs of rows place no features."""
+        """Whether a row's prompt of that length may run together with those of other rows; such runs place no
+        features.
+        """
         if self._one.buffers.places_any(past, count):
             return False
         return count <= min(LONGEST, self._buffers.most_ahead(row))

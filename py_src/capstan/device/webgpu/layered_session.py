@@ -1,7 +1,7 @@
 """A session of an encoder's graph whose layers are our kernels: onnxruntime-web runs what is before and after them.
 
-Nothing is recorded: the kernels are planned from the graph. They are used once a run of theirs gave the results of a
-run of the whole graph, in this page or, as a note says, in an earlier one.
+Nothing is recorded: the kernels are planned from the graph. They are used after one of their runs gave the same results
+as a run of the whole graph, in this page or, according to a note, in an earlier one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ HALF = "float16"
 RIGHT = "right"
 REFUSALS = (TapeError, UnsupportedModelError, OutOfMemoryError, BindingError, ValidationError)
 T = TypeVar("T")
-ENDS = ("what enters the layers", "what leaves the layers")
+ENDS = ("the input of the layers", "the output of the layers")
 
 
 class Layers:
@@ -49,11 +49,13 @@ class Layers:
         self.weights: dict[str, int] = {}
         """Their buffers by name."""
         self.held: list[DeviceBuffer] = []
-        """Weights of its own, and the tensors that enter and leave."""
+        """Weights that it loaded, and the tensors that enter and leave."""
         self.sessions: list[WebGpuSession] = []
-        """The session of the graph before the layers and, once their input is known, that of the graph after them."""
+        """The session of the graph before the layers and, once their input's shape is known, that of the graph after
+        them.
+        """
         self.ends: tuple[DeviceSpan, DeviceSpan] | None = None
-        """The memory from which and to which the tape computes, once it is made."""
+        """The tape's input and output memory, once the tape is made."""
         self.dims: tuple[int, ...] = ()
         self.tape = 0
         self.report = ""
@@ -69,19 +71,19 @@ class Layers:
         for name in sorted(names - packed):
             half = fed[name].dtype == HALF if name in fed else inline[name].data_type == TensorProto.FLOAT16
             if not half:
-                raise UnsupportedModelError(f"{name} is no float16, which the kernels take")
+                raise UnsupportedModelError(f"{name} is not float16, the type that the kernels take")
         self.weights.update((name, tensor.buffer) for name, tensor in fed.items())
         for name in sorted(names - fed.keys()):
             data = inline[name].raw_data
             if not data:
-                raise UnsupportedModelError(f"{name} is not there as bytes")
+                raise UnsupportedModelError(f"the bytes of {name} are missing")
             held = self.allocated(len(data), name, "weights")
             self.device.copy_cpu_to_device(held.span(), data)
             self.weights[name] = held.handle
         await self.add_session(before_layers(self.model, self.found, self.sizes))
 
     async def run(self, feeds: Sequence[BoundSpan], fetches: Sequence[Fetch]) -> list[BoundSpan]:
-        """As DeviceSession. Raises TapeError for tensors that no kernel takes, or of another size than before."""
+        """See DeviceSession. Raises TapeError for tensors that no kernel takes, or whose size changed."""
         sizes = {feed.name: feed.dims for feed in feeds}
         if sizes != self.sizes:
             raise TapeError(f"the graph's inputs are {shown(sizes)}; the layers' tape is for {shown(self.sizes)}")
@@ -98,7 +100,7 @@ class Layers:
             entered.span.buffer.close()
 
     async def make(self, entered: BoundSpan) -> tuple[DeviceSpan, DeviceSpan]:
-        """Make the tape for a tensor that enters, and the session after it."""
+        """Make the tape for the tensor that enters, and the session after it."""
         *batch, rows, width = entered.dims
         if prod(batch) != 1 or entered.dtype != HALF:
             raise TapeError(f"the layers' input is {entered.dtype} {list(entered.dims)}, not one picture in float16")
@@ -166,7 +168,7 @@ async def open_layers(device: DeviceInterface, whole: WebGpuSession, feeds: Sequ
 
 
 class LayeredSession(DeviceSession):
-    """A session whose later runs have its layers computed by our kernels, if they compute the same."""
+    """A session whose later runs compute its layers with our kernels, if these give the same results."""
 
     def __init__(self, device: DeviceInterface, whole: WebGpuSession, notes: Notes | None) -> None:
         self.inputs, self.outputs = whole.inputs, whole.outputs
@@ -175,7 +177,7 @@ class LayeredSession(DeviceSession):
         self.notes = None if None in whole.weights.contents else notes
         self.layers: Layers | None = None
         self.refused = ""
-        """Why onnxruntime-web runs the whole graph."""
+        """The reason why onnxruntime-web runs the whole graph; empty if it does not."""
 
     async def run(self, feeds: Sequence[BoundSpan], fetches: Sequence[Fetch]) -> list[BoundSpan]:
         if self.layers is None and not self.refused and await self._known():
@@ -194,7 +196,7 @@ class LayeredSession(DeviceSession):
         return found
 
     async def _tried(self, work: Awaitable[T]) -> T | None:
-        """The result; None, with the reason counted, if the whole graph has to be run instead."""
+        """The result of a run by layers; None, with the reason counted, if the whole graph must run instead."""
         try:
             return await work
         except REFUSALS as error:
@@ -202,11 +204,11 @@ class LayeredSession(DeviceSession):
                 raise
             if self.layers is None or self.layers.ends is None:
                 self.refused = str(error)
-            fall_back("the layers of a vision graph by our kernels", str(error), "onnxruntime-web runs the whole graph")
+            fall_back("layers of a vision graph on our kernels", str(error), "onnxruntime-web runs the whole graph")
             return None
 
     async def _compared(self, feeds: Sequence[BoundSpan], wanted: Sequence[BoundSpan]) -> Layers:
-        """The layers, after a run that gave the wanted results."""
+        """The layers, after a run that gave the expected results."""
         layers = await open_layers(self.device, self.whole, feeds)
         async with AsyncExitStack() as undo:
             undo.push_async_callback(layers.close)
@@ -223,7 +225,7 @@ class LayeredSession(DeviceSession):
         return layers
 
     async def _known(self) -> bool:
-        """Whether an earlier page found the layers right."""
+        """Whether an earlier page found the layers correct."""
         return self.notes is not None and await self.notes.read(*self._note()) == RIGHT
 
     def _note(self) -> tuple[str, str]:

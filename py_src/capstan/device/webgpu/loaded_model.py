@@ -34,15 +34,15 @@ from .weight_lease import lease
 __all__ = ["Loaded", "eager_picks", "load", "load_adapted", "release_made", "webgpu_memory"]
 
 LARGE, LATE = 64 << 20, 24
-"""On software adapters steps over more than LARGE bytes of weights are recorded after LATE eager steps; see
+"""On software adapters, steps over more than LARGE bytes of weights are recorded after LATE eager steps; see
 eager_picks.
 """
 
 
 SHARED = ("prefill", "placed prefill")
-"""The graphs of sessions that all sequences share; the second is there in models that see."""
+"""The graphs of sessions that all sequences share; only models that see have the second."""
 numbers = count(1)
-"""Numbers the models of this page, so that each is an owner of its own in the ledger."""
+"""Numbers the models of this page, so that each is a separate owner in the ledger."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Loaded:
     owner: str
     config: GenaiConfig
     contents: Sequence[str | None]
-    """The key under which each data file's bytes are shared; None if its source has no identity."""
+    """The key that shares each data file's bytes; None if its source has no identity."""
     notes: Notes | None
     """Storage for findings about decode steps; None unless a later load can identify the same weights."""
     lora: LoraSource | None
@@ -109,16 +109,16 @@ class Loaded:
 def passes_for(software: bool) -> tuple[str, ...]:
     """The passes over a recorded step unless the user chooses.
 
-    Validating an indirect dispatch costs a pass of Dawn's, filling a table of counts some kernels for each length: on
-    software adapters the table costs more, so that indirect dispatches stay. There, too, recording and checking prefill
-    runs and steps of several rows takes longer than they save.
+    Dawn validates each indirect dispatch in a pass of its own; a table of counts replaces them, but filling it takes
+    some kernels for each length. On software adapters the table costs more, so indirect dispatches stay; and recording
+    and checking prefill runs and steps of several rows takes longer than they save.
     """
     return tuple(name for name in PASSES if not (software and name in ("direct", "prefill", "rows")))
 
 
 def eager_picks(software: bool, graphs: Graphs) -> int:
-    """The picks after which recording and checking a decode step begins to pay: one, since the first token needs no
-    step. On a software adapter both take as long as LATE eager steps, so that they pay for longer answers only.
+    """The number of picks after which it pays to record and check a decode step: one, since the first token needs no
+    step. On a software adapter both take as long as LATE eager steps, so that they pay only for longer answers.
 
     Measured with SmolLM2-135M on SwiftShader (two cores, 2026-11-25): 57 s, eager steps of 2.4 s, replayed ones of 0.7.
     """
@@ -153,7 +153,7 @@ async def make_session(engine: GpuSessions, graphs: Graphs, name: str, owner: st
 
 
 async def shared_sessions(engine: GpuSessions, graphs: Graphs, owner: str, cache_bits: int) -> dict[str, int]:
-    """The sessions that all sequences share, by name; none stays after a failure."""
+    """The sessions that all sequences share, by name; a failure releases all of them."""
     made: dict[str, int] = {}
     try:
         for name in SHARED:
@@ -177,22 +177,22 @@ def require_capable(found: Capabilities, about: GraphDescription) -> bool:
     down."""
     reasons = dict(found.missing)
     if not found.staging:
-        raise DeviceUnavailableError(
-            f"nothing can be read back from this adapter: {reasons['staging']}; use device='wasm'"
-        )
+        raise DeviceUnavailableError(f"this adapter reads nothing back: {reasons['staging']}; use device='wasm'")
     if about.needs_f16 and not found.f16:
         raise DeviceUnavailableError(
             f"the model computes in float16 and {reasons['f16']}; "
             "export it with use_webgpu_fp32=true, or use device='wasm'"
         )
     if not found.in_place_cache:
-        instead = "caches are written apart and copied after each step, which is neither captured nor taped"
+        instead = (
+            "caches are written to separate buffers and copied after each step, which is neither captured nor taped"
+        )
         fall_back("one buffer for past and present", reasons["in_place_cache"], instead)
     return found.in_place_cache
 
 
 def facts_of(interface: WebGpuDevice, graphs: Graphs, contents: Sequence[str | None]) -> str:
-    """All that a verdict about a decode step depends on: Capstan, device, browser, graph and weights."""
+    """The facts that a verdict about a decode step depends on: Capstan, device, browser, graph and weights."""
     device = asdict(interface.about())
     facts = [
         build(),
@@ -253,10 +253,10 @@ async def load(
         kept = notes if None not in contents else None
         stored, verdicts = remembered(interface, graphs, contents, kept, url, weights, stores)
         run_tokens = await verdicts.read_run(memory.chunk, options.prefill_ms)
-        # Nothing is awaited after this: a cancelled wait would leave all behind.
+        # Nothing is awaited after this: a cancelled wait would leak everything.
         sessions = await asyncio.shield(making)
     except BaseException:
-        # They continue if this wait is cancelled too.
+        # They continue even if this wait is cancelled.
         await asyncio.shield(given_up(engine, coming, making, ahead))
         raise
     lora = LoraSource(lora_graphs, shared, open_weights) if lora_graphs and graphs.lora else None
@@ -295,7 +295,9 @@ async def weights_of(
     url: str,
     progress: Progress,
 ) -> tuple[list[Lease], list[str | None]]:
-    """The weights of each data file, and the keys of these files' contents; nothing stays allocated on failure."""
+    """Load the weights of each data file; returns them with the keys of these files' contents. Nothing stays allocated
+    on failure.
+    """
     leases: list[Lease] = []
     contents: list[str | None] = []
     with ExitStack() as undo:
@@ -316,7 +318,7 @@ async def given_up(
     making: Awaitable[dict[str, int]] | None,
     ahead: Awaitable[int] | None,
 ) -> None:
-    """Free what a failed load made, once it is complete."""
+    """Free the parts of a failed load, once each is complete."""
     coming.cancel()
     await asyncio.wait([coming])
     if not coming.cancelled() and coming.exception() is None:
@@ -352,10 +354,10 @@ def remembered(
 
 async def load_adapted(base: Loaded, rank: int) -> Loaded:
     """The same model for adapters of a rank, over the same weights: with a prefill session of its own. It reads only
-    the weights that the other graphs have put together in another way. Nothing stays allocated on failure.
+    the weights that its graphs combine in another way than those of the model. Nothing stays allocated on failure.
     """
     source, interface = base.lora, base.interface
-    assert source is not None, "asked of models with inputs for adapters"
+    assert source is not None, "called for models with inputs for adapters"
     graphs = await source.graphs(rank)
     engine, owner, name = interface.engine, f"{base.owner} LoRA {rank}", f"{base.name} with LoRA of rank {rank}"
     memory = webgpu_memory(interface, graphs, base.config)

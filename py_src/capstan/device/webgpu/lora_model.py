@@ -27,7 +27,7 @@ class LoraModel(WebGpuModel):
         self._base = loaded
         self._options = options
         self._variants: dict[int, asyncio.Future[WebGpuModel]] = {}
-        """By rank; a model that is being made serves all its callers."""
+        """By rank; callers of the same rank wait for the same model."""
 
     async def row_decoder(
         self,

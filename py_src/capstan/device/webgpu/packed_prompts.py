@@ -16,7 +16,7 @@ from .tapes.tape_scratch import TapeScratch
 __all__ = ["LONGEST", "TOGETHER", "PackedPrompts", "run_length"]
 
 TOGETHER = "prompts of several rows in the same runs"
-"""The name of these runs, for steps down."""
+"""The name of these runs in warnings about steps down."""
 
 LONGEST = 128
 """The most tokens of a prompt that shares runs. With a 1B model on an NVIDIA H100 a run of 32 tokens takes 1.9
@@ -58,7 +58,7 @@ class PackedPrompts:
             return {}
         if self._made is None:
             given = self._scratch.given is not None
-            why = "scratch was given, which may be too small" if given else "prompts of several rows did not come twice"
+            why = ("the given scratch may be too small") if given else "prompts of several rows did not come twice"
             return {"prompts": f"no tape was recorded yet: {why}"}
         if isinstance(self._made, str):
             return {"prompts": f"run one after another: {self._made}"}
@@ -66,7 +66,7 @@ class PackedPrompts:
         return {"prompts": f"{self._made.said}; {done}"}
 
     async def ready(self) -> bool:
-        """Whether there is a tape, which is made if its time has come."""
+        """Whether there is a tape; makes it once that pays."""
         if self._make is not None and self._made is None:
             self._preparing = asyncio.ensure_future(self._prepare())
             await to_its_end(self._preparing)

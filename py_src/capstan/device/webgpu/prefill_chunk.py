@@ -1,4 +1,4 @@
-"""Chooses how many tokens of a prompt one run of onnxruntime-web's prefill session gets, by the memory of a run."""
+"""Chooses the number of prompt tokens in one run of onnxruntime-web's prefill session, by the memory of a run."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ SHORTEST = 64
 
 SCRATCH_BYTES = 256 << 20
 """The largest estimate of one run's activations; longer runs are shortened to it. The allocation was 1.4 to 1.7 times
-the estimate, as onnxruntime-web keeps freed buffers in size classes."""
+the estimate, since onnxruntime-web keeps freed buffers in size classes.
+"""
 
 
 def prefill_chunk(activations: Activations, context_length: int, *, software: bool) -> int:
-    """Most tokens of a run: as many as the adapter's kind can use, halved until the activations of a run over a full
-    context are estimated at no more than SCRATCH_BYTES."""
+    """Most tokens of a run: the number for the adapter's kind, halved until the estimated activations of a run over a
+    full context are at most SCRATCH_BYTES.
+    """
     chunk = LONGEST[software]
     while chunk > SHORTEST and activations.peak(1, min(chunk, context_length), context_length) > SCRATCH_BYTES:
         chunk //= 2

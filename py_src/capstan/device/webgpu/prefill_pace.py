@@ -19,18 +19,21 @@ FIRST = 256
 """Tokens of the first run on an unknown GPU adapter: on a slow one, a long run would hold up the page."""
 
 STRIKES = 2
-"""Runs in a row over the bound that make runs shorter: the first one of a size also compiles its kernels."""
+"""The number of successive runs over the bound that makes runs shorter: the first run of a size also compiles its
+kernels.
+"""
 
 RETURNS = 2
-"""How often a size may be found too long. After that it is not tried again, so that the size settles."""
+"""The number of times that a size may be found too long. After these it is not tried again, so that the size settles.
+"""
 
 
 class RunSize:
     """Chooses the tokens of prefill runs: powers of two times `least`, so that tapes of earlier sizes serve again.
 
     Over `bound` milliseconds the size is halved, down to `least`; it is doubled, up to `most`, while a run of twice the
-    tokens is expected within the bound. Once it is neither, it is `settled` and stays, so that equal prompts are cut in
-    the same way and give equal tokens. Without a bound it is `most` from the start.
+    tokens is expected within the bound. When it is neither halved nor doubled, it is `settled` and stays, so that equal
+    prompts are cut in the same way and give equal tokens. Without a bound it is `most` from the start.
     """
 
     def __init__(self, most: int, bound: float, settled: int | None = None, least: int = SHORTEST) -> None:
@@ -39,7 +42,7 @@ class RunSize:
         self._bound = bound
         self._over = 0
         self._left: Counter[int] = Counter()
-        """How often a size was found too long."""
+        """The number of times that each size was found too long."""
         start = most if math.isinf(bound) else min(FIRST, most)
         self.size = settled or start
         self.settled = settled is not None or math.isinf(bound) or self._least == most
@@ -75,8 +78,9 @@ class RunSize:
 
 
 class PrefillPace:
-    """The size of a model's prefill runs, learned from their times. While it is not settled, a run waits for the time
-    of the one before it."""
+    """The size of a model's prefill runs, learned from their times. Until it is settled, each run waits for the time of
+    the run before it.
+    """
 
     def __init__(self, engine: GpuEngine, size: RunSize, keep: Callable[[int], Awaitable[None]]) -> None:
         """`keep` remembers a size that has settled."""

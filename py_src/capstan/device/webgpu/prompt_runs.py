@@ -27,7 +27,7 @@ SHORT_PROMPT, LONG_PROMPT = 8, 64
 
 
 class RunMaker(Protocol):
-    """The model, by what prompt runs ask of it; WebGpuModel documents the methods."""
+    """The part of the model that prompt runs use; WebGpuModel documents the methods."""
 
     def take_warm_up(self) -> bool: ...
     async def scored_runs(self, buffers: SequenceBuffers, prompt: int, tapes: PrefillTapes | None) -> ScoredRuns: ...
@@ -35,8 +35,9 @@ class RunMaker(Protocol):
 
 @dataclass(eq=False)
 class PromptRuns:
-    """Runs the model on prompts and on scored tokens, from tapes where there are any, and keeps the place in the
-    sequence, from which decode steps count on. row_interface.DecoderRow and RowDecoder document the other methods."""
+    """Runs the model on prompts and on scored tokens, from tapes if there are any, and keeps the place in the sequence,
+    from which decode steps continue. row_interface.DecoderRow and RowDecoder document the other methods.
+    """
 
     engine: GpuEngine
     buffers: SequenceBuffers
@@ -52,7 +53,7 @@ class PromptRuns:
     step_tape: int = 0
     """The tape of a decode step, 0 without one."""
     length: int = 0
-    """Positions of the sequence."""
+    """The number of positions in the sequence."""
     cursor: int = 0
     """The ring index of the next pick."""
     held: int = 0
@@ -63,7 +64,7 @@ class PromptRuns:
     """Tokens of the longest run so far."""
     closed: bool = False
     making: asyncio.Future[None] | None = None
-    """Something that is made over the sequence's buffers."""
+    """A tape or step that is being made over the sequence's buffers."""
     unfinished: bool = False
     """Whether a wait for onnxruntime-web was cancelled while its run continues."""
 
@@ -78,7 +79,7 @@ class PromptRuns:
                 await self.prefill([0] * min(tokens, self.buffers.chunk), 0)
         tapes = self.tapes
         if tapes is not None:
-            # One after another: a request that comes meanwhile waits for one tape.
+            # Tapes are made one after another, so that other requests wait for at most one.
             for length in tapes.untried(tapes.seen):
                 await self._make_tapes(tapes, [length])
 
@@ -125,7 +126,7 @@ class PromptRuns:
             before = len(scored.tapes.tapes)
             await self._make_tapes(scored.tapes, wanted)
             if past and len(scored.tapes.tapes) > before:
-                # Their checks overwrote the caches.
+                # The checks of the tapes overwrote the caches.
                 await self.prefill(tokens[:past], 0)
         scored.ask(tokens[past + 1 :])
         done = past
@@ -173,7 +174,7 @@ class PromptRuns:
             self.snapshots.live = self.mask_bound
 
     def _rest_at(self, length: int) -> None:
-        """Note that these positions were run."""
+        """Note that the model ran on these positions."""
         self.length = length
         self.cursor = 0
         self.buffers.set_length(length)
@@ -202,12 +203,12 @@ class PromptRuns:
             await self.finish(tapes.make(lengths))
 
     async def finish(self, making: Coroutine[Any, Any, None]) -> None:
-        """Await work that uses the sequence's buffers; their next use waits for it, also if this wait is cancelled."""
+        """Await work that uses the sequence's buffers; their next use waits for it even if this wait is cancelled."""
         self.making = asyncio.ensure_future(making)
         await asyncio.shield(self.making)
 
     async def finished(self) -> None:
-        """Wait for all that is under way, for good."""
+        """Wait for all work under way; nothing runs afterwards."""
         if self.making is not None:
             await asyncio.wait([self.making])
         await self.engine.idle()
@@ -223,7 +224,7 @@ class PromptRuns:
         self.require_open()
 
     async def run(self, binding: int, valid: int, tokens: int = 1) -> None:
-        """Have onnxruntime-web run so many tokens, after which there are `valid` positions."""
+        """Have onnxruntime-web run that many tokens; afterwards there are `valid` positions."""
         await self.waited(self.engine.run(binding, valid, tokens, self.buffers.base))
 
     async def waited(self, run: Awaitable[T]) -> T:
@@ -235,12 +236,12 @@ class PromptRuns:
             raise
 
     def settle(self, valid: int) -> None:
-        """Bring what a run wrote to where the next one reads it."""
+        """Copy the results of a run to the buffers that the next run reads."""
         self.buffers.settle(valid)
         self.held = valid
 
     def before_steps(self, end: int) -> None:
-        """Decode steps come next, up to so many positions."""
+        """Prepare for decode steps, up to that many positions."""
         if self.closed:
             self.require_open()
         if self.snapshots is not None:

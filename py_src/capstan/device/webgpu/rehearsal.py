@@ -1,7 +1,7 @@
 """Plays a decoder's tape to time decode steps or to force tokens, then restores the buffers that the steps changed.
 
-`capstan.measure` gets a Rehearsal from WebGpuDecoder.rehearsal. It returns milliseconds, or passes the logits of each
-forced token to a callback.
+`capstan.measure` gets a Rehearsal from WebGpuDecoder.rehearsal. A Rehearsal returns milliseconds, or passes the logits
+of each forced token to a callback.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ KEPT = ("logits", "mask", "input ids", "positions", "state", "ring")
 entries past the end of the sequence are dead."""
 
 UNLIKELY = -65504.0
-"""The logit that every token but the forced one gets: the lowest finite float16, so that no search picks another."""
+"""The logit of every token except the forced one: the lowest finite float16, so that no search picks another token."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ class Rehearsal:
     sampler: int
     length: int
     cursor: int
-    """Ring index of the next pick."""
+    """The ring index of the next pick."""
     in_flight: int
-    """Bursts that the decode loop keeps in flight."""
+    """The number of bursts that the decode loop keeps in flight."""
 
     @property
     def room(self) -> int:
@@ -60,8 +60,8 @@ class Rehearsal:
         about = self.engine.adapter()
         if "timestamp-query" not in about["features"]:
             raise DeviceUnavailableError(
-                f"GPU time needs the WebGPU feature timestamp-query, this adapter has {', '.join(about['features'])}; "
-                "use measure.replay, or another adapter"
+                "GPU time needs the WebGPU feature timestamp-query, which this adapter lacks (it has "
+                f"{', '.join(about['features'])}); use measure.replay, or another adapter"
             )
 
     async def step_time(self, steps: int, rounds: int) -> list[float]:
@@ -70,7 +70,7 @@ class Rehearsal:
         return await self._play(rounds, lambda: self.engine.step_time(self.tape, self.sampler, steps, self.length))
 
     async def operation_times(self, rounds: int) -> list[list[Timed]]:
-        """The timed dispatches of the next decode step: one list for each of `rounds` plays."""
+        """The timed dispatches of the next decode step, one list for each of `rounds` plays."""
         self.require_timestamps()
         found = await self._play(rounds, lambda: self.engine.operation_times(self.tape, self.sampler, self.length))
         share = self.length / self.buffers.capacity
@@ -100,8 +100,8 @@ class Rehearsal:
         """
         if self.buffers.states:
             raise OptionError(
-                "tokens cannot be forced on a model whose states each run overwrites: they are ahead of the sequence; "
-                "append the tokens and read the logits instead"
+                "tokens cannot be forced on a model whose states each run overwrites: the states are ahead of the "
+                "sequence; append the tokens and read the logits instead"
             )
         length = len(sequence)
 
@@ -138,7 +138,7 @@ class Rehearsal:
                 finally:
                     # The GPU continues when the wait is cancelled: its steps must end before the state is restored.
                     while not playing.done():
-                        # A CancelledError is being raised already: further cancellations change nothing.
+                        # A CancelledError is already being raised; further cancellations change nothing.
                         with suppress(asyncio.CancelledError):
                             await asyncio.wait([playing])
                     device.copy_tensors([(copy, span) for span, copy in pairs])
@@ -152,8 +152,8 @@ def traffic(operation: str, bound: Sequence[Bound], share: float) -> int:
     """Count the bytes that a dispatch reads and writes in its bindings.
 
     `share` is the length of the sequence over the capacity. KV caches, the mask and attention's split results count by
-    that share, for a dispatch uses no more of them. Tables in which it looks up one row (rotary embedding, token
-    embedding) do not count.
+    that share, because a dispatch uses only that part of them. Tables in which it looks up one row (rotary embedding,
+    token embedding) do not count.
     """
     attention = operation.startswith("attention") or any(label.startswith("kv ") for label, _, _ in bound)
     lookup = any(label == "input ids" for label, _, _ in bound)

@@ -28,7 +28,7 @@ from .sliding import BASE, SlidingWindow
 __all__ = ["RowBuffers"]
 
 UNCOUNTED = 4
-"""The word of a row's state with the number of tokens that count in addition to its length."""
+"""The word of a row's state that holds the number of tokens that count in addition to its length."""
 
 
 @dataclass
@@ -42,14 +42,14 @@ class RowBuffers:
     capacity: int
     spans: Mapping[str, DeviceSpan]
     apart: DeviceSpan
-    """Room to keep rows of one tensor while `copy` overwrites them."""
+    """Memory that keeps rows of one tensor while `copy` overwrites them."""
     owned: tuple[DeviceBuffer, ...]
     given: Loan | None
-    """Buffers of the user's, held until `close`."""
+    """Buffers of the user, held until `close`."""
     lengths: list[int] = field(default_factory=list)
     """Upper bounds of the lengths on the device: a row that ended within a burst is shorter."""
     unstepped: set[int] = field(default_factory=set)
-    """Rows whose last token is not known here: a step would run another one in its place."""
+    """Rows whose last token is not known here: a step would run another token in its place."""
     cursor: int = 0
     """The ring index of the rows' next picks."""
     closed: bool = False
@@ -98,12 +98,12 @@ class RowBuffers:
             self.windows[row].make_room(length, count)
 
     def most_ahead(self, row: int) -> int:
-        """The most positions for which `make_room` can have room."""
+        """The largest number of positions for which `make_room` can make room."""
         window = self.window(row)
         return self.capacity if window is None else window.room - window.sliding.window
 
     def rebase(self, row: int, base: int) -> None:
-        """Note that the caches that a row takes over hold the positions from `base` on."""
+        """Note that a row takes over caches that hold the positions from `base` on."""
         if self.windows:
             self.windows[row].rebase(base)
 
@@ -144,7 +144,7 @@ class RowBuffers:
         self.device.copy_tensors([(source.sub(0, part.length), part) for source, part in parts])
 
     def from_one(self, row: int, one: SequenceBuffers) -> None:
-        """Take over a sequence's caches and logits."""
+        """Copy a sequence's caches and logits to a row."""
         names = [*self.carried, "logits"]
         self.device.copy_tensors([(self._of(one, name), self.part(name, row)) for name in names])
         self.rebase(row, one.base)
@@ -156,7 +156,7 @@ class RowBuffers:
             one.sliding.rebase(self.windows[row].base)
 
     def take(self, row: int, other: RowBuffers) -> None:
-        """Copy the same row of other rows."""
+        """Copy the row of the same number from other rows."""
         names = [*self.carried, "logits", "input ids"]
         self.device.copy_tensors([(other.part(name, row), self.part(name, row)) for name in names])
         self.rebase(row, other.windows[row].base if other.windows else 0)

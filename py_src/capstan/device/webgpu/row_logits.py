@@ -46,7 +46,7 @@ class RowLogits:
                 self.device.cast(floats.span(), "float32", self.span, self.dtype)
 
     def edit(self, edits: Mapping[int, float]) -> None:
-        """Replace some, by token; infinite beyond the type's range."""
+        """Replace some, by token; values beyond the type's range become infinite."""
         kind, size = ("f", 4) if self.dtype == "float32" else ("e", 2)
         with self.device.batch():
             for place, value in edits.items():
@@ -57,5 +57,5 @@ class RowLogits:
                 self.device.copy_cpu_to_device(self.span.sub(size * place, size), data)
 
     def _floats(self) -> DeviceBuffer:
-        """Room for them as float32."""
+        """Memory for them as float32."""
         return self.device.allocate(4 * self.vocab, label="logits float32", category="io", owner=self.owner)

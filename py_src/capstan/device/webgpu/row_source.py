@@ -47,19 +47,17 @@ class RowSource:
     refused: dict[tuple[int, int], str] = field(default_factory=dict)
     """Why joint rows are impossible, by rows and capacity."""
     prompted: dict[tuple[int, int], str] = field(default_factory=dict)
-    """The rows and capacities that got several prompts, with the reason why these share no runs, if known."""
+    """The rows and capacities that ran several prompts, with the reason why these share no runs, if known."""
     free: list[JointRows] = field(default_factory=list)
     made: list[JointRows] = field(default_factory=list)
     recording: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Serialises recording: of equal tapes that are requested at once, the first is recorded and the others are
-    restored.
-    """
+    """Serialises recording: if equal tapes are requested at once, the first is recorded and the others are restored."""
     making: set[asyncio.Future[JointRows | None]] = field(default_factory=set)
     leaving: set[asyncio.Future[None]] = field(default_factory=set)
 
     async def take(self, rows: int, capacity: int, lent: Lent | None = None) -> JointRows | None:
         """Rows of that capacity in one step: released rows, else new ones over the borrowed buffers; None, a step down,
-        if that is impossible. Without rows it releases the buffers, but not the scratch.
+        if that is impossible. If it returns None, it has released the buffers, but not the scratch.
         """
         given = lent is not None and (lent.rows is not None or any(lent.sequences))
         for i, free in enumerate(self.free):
@@ -104,7 +102,7 @@ class RowSource:
                 lent.sequences[0].end()
 
     async def _over(self, one: WebGpuDecoder, rows: int, given: Loan | None) -> JointRows | None:
-        """Rows with a decoder for their prompts, which is closed if rows are impossible."""
+        """Rows over a decoder for their prompts; the decoder is closed if rows are impossible."""
         async with AsyncExitStack() as undo:
             undo.push_async_callback(one.close)
             try:
@@ -124,7 +122,9 @@ class RowSource:
 
     @property
     def _packs(self) -> bool:
-        """Whether prompts of several rows may share runs: a token of such a run would have to find its row's sound."""
+        """Whether prompts of several rows may share runs; they may not in models that hear, where a token would need
+        its row's sound.
+        """
         return "prompts" in self.passes and not self.loaded.about.cross
 
     def _reason(self, error: CapstanError) -> str:
@@ -140,13 +140,13 @@ class RowSource:
     async def beams(self, one: WebGpuDecoder, rows: RowBuffers) -> RowTape[BeamBuffers] | str:
         """A tape of steps of rows that read each other's caches by a table, or the reason for none."""
         if rows.windows:
-            return "caches of windows slide, and the table of beams tells places of whole caches"
+            return "caches over a window slide, and the table of beams gives places in whole caches"
         return await self._tried(one, partial(beam_kind, self.loaded.engine, one.runs, rows), self._recorded)
 
     async def packs(self, one: WebGpuDecoder, rows: RowBuffers) -> RowTape[PackBuffers] | str | None:
-        """A tape of runs of tokens of any rows, or the reason for none. As with PrefillTapes, a stored tape is made
-        again; else it is recorded when prompts of that number of rows come for the second time (None before). Over
-        given scratch, which may be too small, it is not recorded.
+        """A tape of runs of tokens of any rows, or the reason for none. As with PrefillTapes, a stored tape is
+        restored; otherwise it is recorded when prompts of that number of rows come for the second time (None before).
+        It is not recorded over given scratch, which may be too small.
         """
         what = rows.rows, rows.capacity
         again = what in self.prompted and one.scratch.given is None
@@ -176,8 +176,9 @@ class RowSource:
     async def _tape(
         self, one: WebGpuDecoder, kind: TapeKind[B], missing: Callable[[WebGpuDecoder, TapeKind[B]], Awaitable[T]]
     ) -> RowTape[B] | T:
-        """The tape of a step of several tokens: a stored one, else what `missing` makes. A tape owns the kind's
-        buffers, which are closed if there is none."""
+        """The tape of a step of several tokens: a stored one, else one that `missing` makes. The tape owns the kind's
+        buffers; without a tape they are closed.
+        """
         async with AsyncExitStack() as undo:
             undo.callback(kind.buffers.close)
             async with self.recording:
@@ -189,7 +190,7 @@ class RowSource:
         return tape
 
     async def _restored(self, one: WebGpuDecoder, kind: TapeKind[B]) -> RowTape[B] | None:
-        """A stored tape, made again."""
+        """A stored tape, restored."""
         loaded = self.loaded
         found = await loaded.stored.restore(kind.name, self.steps.key(one.capacity), one.buffers, kind.bound)
         if found is None:
@@ -244,7 +245,7 @@ class RowSource:
             await rows.destroy()
 
     async def close(self) -> None:
-        """Free all rows; to be called before their decoders are freed."""
+        """Free all rows. Call it before their decoders are freed."""
         await asyncio.gather(*self.making, return_exceptions=True)
         await asyncio.gather(*self.leaving, return_exceptions=True)
         self.free.clear()
@@ -253,4 +254,4 @@ class RowSource:
 
 
 async def unrecorded(one: WebGpuDecoder, kind: TapeKind[Any]) -> None:
-    """No tape is recorded in place of one that is not stored."""
+    """Records nothing in place of a tape that is not stored."""

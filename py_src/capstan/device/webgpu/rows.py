@@ -26,7 +26,7 @@ def sequences_of(rows: WebGpuRows) -> Sequence[WebGpuDecoder]:
 
 
 async def give_scratch(rows: WebGpuRows, loan: Loan | None) -> None:
-    """Have the tapes use the borrowed buffers, largest first, or scratch of their own; submitted work keeps its
+    """Have the tapes use the borrowed buffers, largest first, or allocate their own scratch; submitted work keeps its
     buffers. A cancelled wait continues until the tapes are bound, since buffers must not be released earlier. Raises
     OutOfMemoryError; then the tapes keep their scratch.
     """
@@ -48,12 +48,12 @@ async def _give_scratch(rows: WebGpuRows, loan: Loan | None) -> None:
 
 
 def require_movable(rows: WebGpuRows) -> None:
-    """Raise OptionError for rows over the user's buffers, since another rank needs other buffers."""
+    """Raise OptionError for rows over the user's buffers: another rank needs other buffers."""
     ones = [rows] if isinstance(rows, JointRows) else sequences_of(rows)
     if not all(one.reusable for one in ones):
         raise OptionError(
-            "an adapter was set for a generator that was given pools and has begun; set it before the first token, or "
-            "leave the pools out"
+            "a generator with pools cannot change its adapter's rank after its first token; set the adapter before "
+            "it, or leave the pools out"
         )
 
 

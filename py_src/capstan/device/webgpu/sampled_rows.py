@@ -1,4 +1,4 @@
-"""The common part of decoders on WebGPU, of one row or of several: logits, masks and counters."""
+"""The common part of decoders on WebGPU, of one or several rows: logits, masks and counters."""
 
 from __future__ import annotations
 

@@ -20,7 +20,8 @@ LOGITS_BYTES = 64 << 20
 """Most bytes of the logits of a run: 256 positions of a vocabulary of 128,256 in float16."""
 
 SLOT = 16
-"""Bytes of a score: the token, of which a kernel makes its logit, the best token, its logit, the sum."""
+"""Bytes of a score: the token, which a kernel replaces by its logit; the best token; the best token's logit; the sum.
+"""
 
 
 def scored_positions(about: GraphDescription, most: int) -> int:
@@ -30,8 +31,8 @@ def scored_positions(about: GraphDescription, most: int) -> int:
 
 
 def cut_scored(start: int, end: int, most: int, lengths: Collection[int], back: int) -> list[Run]:
-    """The runs over positions `start` to `end` of a sequence, each of at most `most`. A run of one of `lengths`, which
-    have tapes, may begin before `start`, at `back` or later: it computes earlier positions again, with the same
+    """The runs over positions `start` to `end` of a sequence, each of at most `most`. A run with one of `lengths`,
+    which have tapes, may begin before `start`, at `back` or later: it computes earlier positions again, with the same
     values.
     """
     runs: list[Run] = []
@@ -55,7 +56,7 @@ class ScoredRuns:
     engine: GpuEngine
     about: GraphDescription
     buffers: SequenceBuffers
-    """The sequence's buffers, with other logits unless each run has one token."""
+    """The sequence's buffers, with separate logits unless each run has one token."""
     slots: DeviceBuffer
     logits: DeviceBuffer | None
     """The logits of all positions of a run."""
@@ -63,7 +64,7 @@ class ScoredRuns:
     binding: int
     tapes: PrefillTapes | None
     why: str
-    """The reason for runs of one token."""
+    """The reason why each run has one token."""
 
     @property
     def report(self) -> str:
@@ -74,7 +75,7 @@ class ScoredRuns:
         return f"runs of at most {self.positions} tokens: {how}"
 
     def wanted(self, start: int, end: int, back: int) -> list[int]:
-        """The lengths of runs over these positions whose tapes were not tried yet."""
+        """The lengths of runs over these positions for which no tape was tried yet."""
         if self.tapes is None:
             return []
         lengths = self.tapes.lengths
@@ -116,7 +117,7 @@ class ScoredRuns:
         return scored
 
     async def release(self) -> None:
-        """Free all that it owns; called while none of its work is under way."""
+        """Free its resources; called while none of its work is under way."""
         if self.tapes is not None:
             await self.tapes.release()
         if self.logits is not None:

@@ -24,7 +24,7 @@ __all__ = ["SequenceBuffers", "left_out_by_cache"]
 
 STATE_WORDS = 8
 NOISE = 251
-"""Numbers after which those of `hear_noise` repeat, a prime, so that positions differ."""
+"""The period of the numbers of `hear_noise`: a prime, so that positions differ."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,14 @@ class SequenceBuffers:
     owned: tuple[DeviceBuffer, ...]
     """Buffers that were allocated here; `destroy` frees them."""
     given: Loan | None
-    """Buffers of the user's, held until `destroy`."""
+    """Buffers of the user, held until `destroy`."""
     present: tuple[DeviceSpan, ...]
     """The spans to which attention writes its caches: the caches themselves, or separate buffers if the device or the
     graph needs them."""
     sliding: SlidingWindow | None = None
-    """The caches that hold only the positions of a window, if the graph has any."""
+    """The caches that hold only the positions of a window; none if the graph has none."""
     every: bool = False
-    """Whether runs give the logits of all their positions, not of the last one alone."""
+    """Whether runs give the logits of all their positions, not only of the last one."""
 
     @classmethod
     async def allocate(
@@ -126,7 +126,7 @@ class SequenceBuffers:
 
     @property
     def most_ahead(self) -> int:
-        """The most positions for which `make_room` can have room."""
+        """The largest number of positions for which `make_room` can make room."""
         return self.capacity if self.sliding is None else self.sliding.room - self.sliding.sliding.window
 
     @property
@@ -140,7 +140,7 @@ class SequenceBuffers:
             self.sliding.slide(self.sliding.probed_base(length), length)
 
     def larger(self) -> dict[str, int]:
-        """Sizes of given buffers that onnxruntime-web binds whole and that are larger than their tensors."""
+        """Sizes of the given buffers that are larger than their tensors and that onnxruntime-web binds whole."""
         if self.given is None:
             return {}
         items = {item.name: item.bytes for item in sequence_items(self.about, self.capacity, self.chunk) if item.bound}
@@ -212,12 +212,12 @@ class SequenceBuffers:
 
     @property
     def settled(self) -> bool:
-        """Whether a run writes all its results where the next one reads them."""
+        """Whether a run writes all its results to the buffers that the next run reads."""
         return self.in_place and not self.about.states
 
     def settle(self, valid: int) -> None:
-        """After a run without a tape, copy its results to where the next one reads them: states and, if the device or
-        the graph writes them apart, caches, which have `valid` positions.
+        """After a run without a tape, copy its results to the buffers that the next run reads: states and, if they are
+        written to separate buffers, caches, which have `valid` positions.
         """
         if not self.in_place:
             parts = []
@@ -228,7 +228,7 @@ class SequenceBuffers:
         self.settle_states()
 
     def settle_states(self) -> None:
-        """Copy the states that a run wrote to where the next one reads them."""
+        """Copy the states that a run wrote to the buffers that the next run reads."""
         if self.about.states:
             self.device.copy_tensors(self.carried)
 
@@ -278,7 +278,7 @@ class SequenceBuffers:
         return any(isinstance(each, Placed) and each.any(start, count) for each in self.inputs)
 
     def hear_noise(self) -> None:
-        """Fill what an encoder is to fill with numbers, so that steps that are compared before any sound have some."""
+        """Fill the encoder's outputs with numbers, for steps that are compared before any sound."""
         spans = [self.spans[item] for each in self.inputs if isinstance(each, CrossCaches) for item in each.carried()]
         first, *others = sorted(spans, key=lambda span: span.length, reverse=True)
         code = {"float16": "e", "float32": "f"}[self.about.cross[0].dtype]
@@ -294,7 +294,7 @@ class SequenceBuffers:
     def cut(self, old: int, new: int) -> None:
         """Change growing caches from `old` positions to the first `new`."""
         if new:
-            # A head's rows move over the old place of the next head's, so they go through the other buffer.
+            # A head's rows move over the old place of the next head's rows, so they go through the other buffer.
             moved = []
             for pair, cache, present in zip(self.about.cache, self.cache_spans, self.present, strict=True):
                 was, kept = (self._cache_bytes(pair, length) // pair.heads for length in (old, new))
@@ -322,14 +322,14 @@ class SequenceBuffers:
         self.device.copy_tensors(list(zip(self.states, self._snapshot(slot), strict=True)))
 
     def bring_states(self, slot: int) -> None:
-        """Restore the states from a snapshot, or to their values before the first token."""
+        """Restore the states from a snapshot, or their values before the first token."""
         if slot == EMPTY:
             self.clear_states()
         else:
             self.device.copy_tensors(list(zip(self._snapshot(slot), self.states, strict=True)))
 
     def _snapshot(self, slot: int) -> list[DeviceSpan]:
-        """The parts of a snapshot, as long as the states."""
+        """The spans of a snapshot, as long as the states."""
         whole = self.spans["snapshots"]
         offset, parts = slot * whole.length // SNAPSHOTS, []
         for span in self.states:
@@ -338,7 +338,7 @@ class SequenceBuffers:
         return parts
 
     def written(self, *others: str) -> list[int]:
-        """Buffers, with the named ones, that runs over the 'input' bind and that change between replays."""
+        """Buffers that runs over the 'input' bind and that change between replays, and the named ones."""
         names = [
             tensor.item
             for run in (Run(which, 1) for which in ("input", *others))
@@ -361,7 +361,7 @@ class SequenceBuffers:
             each.hold(self, valid)
 
     def write_prompt(self, ids: Sequence[int], past: int, valid: int | None = None) -> None:
-        """The inputs of one prefill run of at most `chunk` ids after `past` positions.
+        """Write the inputs of one prefill run of at most `chunk` ids after `past` positions.
 
         `valid` is the largest possible number of set positions of the mask; None if unknown.
         """
@@ -370,14 +370,14 @@ class SequenceBuffers:
                 each.write_prompt(self, ids, past, valid)
 
     def set_input(self, token: int, position: int) -> None:
-        """The inputs of one decode step of `token` at `position`."""
+        """Write the inputs of one decode step of `token` at `position`."""
         with self.device.batch():
             for each in self.inputs:
                 each.write_step(self, token, position)
             self.set_length(position + 1)
 
     def set_length(self, length: int) -> None:
-        """The sampler's state at the start of a generation: `length` valid positions, an empty ring, not done."""
+        """Set the sampler's state at the start of a generation: `length` valid positions, an empty ring, not done."""
         words = array("I", [length, *([0] * (STATE_WORDS - 1))])
         words[BASE] = self.base
         self.device.copy_cpu_to_device(self.spans["state"], words)
@@ -386,7 +386,7 @@ class SequenceBuffers:
 def left_out_by_cache(
     left_out: Collection[LeftOut], buffers: SequenceBuffers, recorded_id: Callable[[int], int]
 ) -> dict[int, LeftOut]:
-    """The attention inputs that captured runs leave out, by the recorded buffer of the layer's keys."""
+    """The attention inputs that captured runs omit, by the recorded buffer of the layer's keys."""
     handles = {pair.past: handle for pair, handle in zip(buffers.about.cache, buffers.cache, strict=True)}
     slide = buffers.sliding.sliding.pasts if buffers.sliding is not None and buffers.slides else ()
     return {recorded_id(handles[each.key]): replace(each, slides=each.key in slide) for each in left_out}

@@ -23,7 +23,7 @@ SHOWN = 3
 
 @dataclass(frozen=True)
 class SessionWeights:
-    """A graph, and the buffers of the inputs that its weights have become, until `release`."""
+    """A graph whose weights became inputs, and the buffers of these inputs, until `release`."""
 
     model: bytes
     tensors: tuple[BoundTensor, ...] = ()
@@ -32,7 +32,7 @@ class SessionWeights:
     """The identity of each data file's contents, None for a file without one."""
 
     def again(self) -> SessionWeights:
-        """The same weights for one more user, who releases them, too."""
+        """The same weights for one more user, which releases them, too."""
         return replace(self, leases=[held.again() for held in self.leases])
 
     def release(self) -> None:
@@ -67,7 +67,7 @@ async def load_weights(engine: GpuBuffers, model: bytes, external: ExternalData)
                     leases.append(held)
                     buffers.update(zip((entry.name for entry in entries), held.buffers, strict=True))
                 else:
-                    # It is stored like any other.
+                    # A file without weights to share is stored, too.
                     await file.load(engine.upload_weights([]), end, no_progress)
                 for tensor, entry, _ in kept:
                     if entry.location == location:
@@ -92,5 +92,5 @@ def tell_kept(folder: str, kept: Sequence[tuple[str, str]]) -> None:
     for reason in dict.fromkeys(why for _, why in kept):
         names = [name for name, why in kept if why == reason]
         shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
-        instead = "they are initializers, with memory of their own in each session"
+        instead = "they are initializers, which each session copies"
         fall_back(f"shared weights of {folder}", f"{shown}: {reason}", instead)

@@ -1,4 +1,4 @@
-"""Moves the rows of sliding caches, and writes the sequence's base for all kernels that count from it.
+"""Moves the rows of sliding caches, and writes the sequence's base for the kernels that count positions from it.
 
 Moves are queued like all other work, so that earlier submits find the rows in their old places. The host only needs an
 upper bound of the length that the sequence has after the next submit.
@@ -20,7 +20,7 @@ from ..run_input import WRITTEN
 __all__ = ["BASE", "SlidingWindow", "reached", "row_bytes", "table_span"]
 
 BASE = 7
-"""The word of the sampler's state that has the base, for our kernels."""
+"""The word of the sampler's state that holds the base, for our kernels."""
 
 
 def table_span(name: str) -> str:
@@ -61,14 +61,14 @@ class SlidingWindow:
         return self.sliding.holds(self.base, length)
 
     def make_room(self, length: int, count: int) -> None:
-        """Make room for `count` positions after the first `length`. A few of these may turn out not to exist: half of
-        the slack stays before the window for that case. A run after 0 positions begins again. Raises ValueError if the
-        window before `length` is gone: continue after a length that `holds`.
+        """Make room for `count` positions after the first `length`. A few of the `length` positions may not exist in
+        the end; for that case half of the slack stays before the window. A run after 0 positions begins again. Raises
+        ValueError if the window before `length` is gone: continue after a length that `holds`.
         """
         if length == 0:
             self.rebase(0)
         if not self.holds(length):
-            raise ValueError(f"the caches hold positions from {self.base} on, and no window before {length}")
+            raise ValueError(f"the caches hold positions from {self.base} on, not the window before {length}")
         end = min(length + count, self.capacity)
         if end - self.base <= self.room:
             return
@@ -100,7 +100,7 @@ class SlidingWindow:
             self.fill_tables()
 
     def tell(self) -> None:
-        """Write the base where kernels read it."""
+        """Write the base to the memory that kernels read."""
         words = array("I", [self.base])
         self.device.copy_cpu_to_device(self.span("state").sub(4 * BASE, 4), words)
         if self.fed:
@@ -115,8 +115,8 @@ class SlidingWindow:
             self.device.copy_cpu_to_device(self.span(table_span(table.name)).sub(0, len(padded)), padded)
 
     def _move(self, shift: int, kept: int) -> None:
-        """Move `kept` rows of each head `shift` rows to the front, by one copy for all heads of a cache: the first rows
-        of a head go after the kept ones of the previous head, where rows are free.
+        """Move `kept` rows of each head `shift` rows to the front, by one copy for all heads of a cache: a head's
+        dropped rows land after the kept rows of the previous head, where rows are free.
         """
         pairs = []
         for pair in self.about.cache:
@@ -134,6 +134,6 @@ def reached(sliding: SlidingWindow | None, length: int) -> int:
     """
     if sliding is None or length == 0 or sliding.holds(length):
         return length
-    reason = f"its caches over a window of {sliding.sliding.window} positions hold the last ones alone"
-    fall_back("a sequence that continues after fewer positions than were run", reason, "it is run again from its start")
+    reason = f"its caches over a window of {sliding.sliding.window} positions hold only the last ones"
+    fall_back("a sequence that continues after fewer positions than it has", reason, "it is run again from its start")
     return 0

@@ -1,4 +1,4 @@
-"""Makes what runs a sequence on WebGPU: bindings of sessions, decode steps, prefill tapes."""
+"""Makes the runners of a sequence on WebGPU: bindings of sessions, decode steps, prefill tapes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class StepSource:
         self._scoring = 0
         """The session of `scored_runs`."""
         self._recording = asyncio.Lock()
-        """Serialises recording: of sequences that are made at once, the first records and the others restore its
+        """Serialises recording: if several sequences are made at once, the first records and the others restore its
         tape.
         """
         self.eager_picks = eager_picks(loaded.interface.about().software, loaded.graphs)
@@ -68,8 +68,8 @@ class StepSource:
         return TapeKey(loaded.name, 1, capacity, loaded.interface.about().adapter, how)
 
     async def decode_step(self, buffers: SequenceBuffers, unrecorded: bool) -> DecodeStep:
-        """The requested way to run a decode step, or the next one down that works, with the reason. If it would be
-        recorded and may be `unrecorded` for now, eager runs.
+        """The requested way to run a decode step, or the next lower one that works, with the reason. A step that may be
+        `unrecorded` for now runs eagerly instead of being recorded.
         """
         step = DecodeStep(self._engine, self.bind_prefill(buffers, "input", 1), capture="off", note=None)
         configured = self._options.configured
@@ -83,8 +83,9 @@ class StepSource:
         return captured
 
     async def captured(self, step: DecodeStep, buffers: SequenceBuffers, unrecorded: bool = False) -> DecodeStep:
-        """A step with the requested capture, or the next one down. A failure frees everything made here, but nothing of
-        `step`."""
+        """A step with the requested capture, or the next lower one. A failure frees everything made here, but nothing
+        of `step`.
+        """
         stored, configured = self._loaded.stored, self._options.configured
         if self._options.capture != "tape" or not self._loaded.in_place:
             recorded = await self._recorded_step(step, buffers)
@@ -148,7 +149,7 @@ class StepSource:
         """Makes and keeps a sequence's prefill tapes; None if none are possible."""
         loaded = self._loaded
         about = loaded.about
-        # Our attention, which takes runs of several tokens, puts back the inputs that recorded attention leaves out.
+        # Our attention, which takes runs of several tokens, restores the inputs that recorded attention omits.
         limits = WorkgroupLimits.of(self._engine.adapter())
         ours = "attention" in self._passes and attends_prompts(limits, about.cache_dtype) and loaded.chunk > 1
         possible = loaded.in_place and about.obstacle(buffers.capacity, put_back=ours) is None and not about.states
@@ -180,8 +181,8 @@ class StepSource:
         )
 
     async def scored_runs(self, buffers: SequenceBuffers, prompt: int, tapes: PrefillTapes | None) -> ScoredRuns:
-        """The runs that score a sequence's tokens; `prompt` and `tapes` are those of its prompts. If the graph cannot
-        give the logits of several positions, each token has a run.
+        """The runs that score a sequence's tokens; `prompt` and `tapes` are the binding and the tapes of its prompts.
+        If the graph cannot give the logits of several positions, each token has a run.
         """
         engine, about, graphs = self._engine, self._loaded.about, self._loaded.graphs
         positions = scored_positions(about, min(self._pace.size, buffers.chunk))
@@ -219,7 +220,7 @@ class StepSource:
             return self._scoring
 
     def _obstacle(self, capacity: int) -> str | None:
-        """Why the graph cannot be captured."""
+        """The reason why the graph cannot be captured; empty without one."""
         put_back = self._options.capture == "tape" and "attention" in self._passes
         return self._loaded.about.obstacle(capacity, put_back=put_back)
 
@@ -278,7 +279,7 @@ class StepSource:
         return [*feeds, *weights], fetches
 
     async def close(self) -> None:
-        """Release the sessions, after all that was made with them."""
+        """Release the sessions; called after everything made with them is released."""
         if self._ahead is not None:
             await release_made(self._engine, self._ahead)
         for session in filter(None, (self._scoring, *self._loaded.sessions.values())):

@@ -163,7 +163,9 @@ class WebGpuDevice(DeviceInterface):
             handle, target = self._handle(source), memoryview(out).cast("B")
             check_use("read", source)
             if len(target) != source.length:
-                raise BufferMismatchError(f"out has {len(target)} bytes, the span {source.length}; they must be equal")
+                raise BufferMismatchError(
+                    f"out has {len(target)} bytes, the span has {source.length}; they must be equal"
+                )
             if source.length:
                 places.append((handle, source.offset, target))
         self._flush()
@@ -200,7 +202,7 @@ class WebGpuDevice(DeviceInterface):
         self._queue(["positions", handle, positions.offset, dtype, list(starts), count], handle)
 
     def _queue(self, step: Step, *handles: int) -> None:
-        """Add a step over these buffers to the batch; outside of a batch it is submitted at once."""
+        """Add a step over these buffers to the batch; without a batch it is submitted at once."""
         self._steps.append(step)
         self._touched.update(handles)
         if self._depth == 0:
@@ -217,8 +219,8 @@ class WebGpuDevice(DeviceInterface):
         memory = span.buffer.memory
         if (memory.device, memory.device_id) != (self.type, self.device_id):
             raise BufferMismatchError(
-                f"buffer {span.buffer.label!r} is on {memory.device} {memory.device_id}, "
-                f"this is {self.type} {self.device_id}; copy it through the host"
+                f"buffer {span.buffer.label!r} is on {memory.device} {memory.device_id}; this device is {self.type} "
+                f"{self.device_id}; copy it through the host"
             )
         handle: int = span.buffer.handle
         return handle

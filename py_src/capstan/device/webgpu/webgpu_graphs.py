@@ -59,21 +59,25 @@ class Graphs:
     """The activations of the prefill graph."""
     products: tuple[graph.NBitsProduct, ...]
     lengths: graph.FedLengths | None
-    """Inputs of the prefill graph; None if it sums the mask, which is then read back in every run."""
+    """Inputs of the prefill graph that hold the lengths; None if it sums the mask, which is then read back in every
+    run.
+    """
     unfed: str
-    """Why `lengths` is None; else empty."""
+    """The reason why `lengths` is None; else empty."""
     unpacked: str
-    """Why a product with weights from DequantizeLinear did not become a MatMulNBits; empty if none is left."""
+    """The reason why a product with weights from DequantizeLinear did not become a MatMulNBits; empty without one."""
     one_row: str
-    """Why each run must have one token only; empty if it may have more."""
+    """The reason why each run must have only one token; empty if it may have more."""
     projection: str
-    """Why the output projection of a prompt is over all its positions; empty if it is over the last one alone."""
+    """The reason why the output projection of a prompt is over all its positions; empty if it is only over the last
+    one.
+    """
     split: tuple[graph.SplitWeight, ...]
     """The weights of the file that are larger than the GPU adapter binds."""
     tables: tuple[graph.SplitTable, ...]
     """The split tables in whose parts ids are looked up."""
     cache_parts: tuple[graph.SplitCache, ...]
-    """The caches that are larger, for sequences of the requested length."""
+    """The caches that are larger, in sequences of the requested length."""
     lora: tuple[graph.LoraInput, ...]
     """The inputs of model.onnx that adapters fill."""
     others: tuple[str, ...]
@@ -124,7 +128,7 @@ async def rewrite(
     with graph.contradictions():
         model = graph.parse(data, config.decoder.filename)
         facts.defaults = await read_entries(graph.lora_defaults(model, config.decoder), open_weights)
-        # Each graph is made from the one before, which is already serialized.
+        # Each graph is made from the graph before it, which is already serialized.
         with graph.changing(model):
             model = rewritten(model, "webgpu", facts)
             facts.constants = await read_entries(graph.constants_to_inline(model), open_weights)
@@ -162,7 +166,7 @@ async def ready_graphs(data: bytes, config: GenaiConfig) -> str:
     """The text of a GGUF file's graphs for adapters with common limits, which a site keeps ready-made."""
 
     async def open_weights(location: str) -> Never:
-        raise AssertionError(f"the graph of a GGUF file takes nothing from {location}")
+        raise AssertionError(f"the graph of a GGUF file reads nothing from {location}")
 
     graphs = await rewrite(data, config, open_weights, PACKED_ATTENTION, largest=LEAST_LARGEST)
     return graphs.serialize()
@@ -171,7 +175,7 @@ async def ready_graphs(data: bytes, config: GenaiConfig) -> str:
 def is_right(
     ready: ReadyGraphs, data: bytes, config: GenaiConfig, buffers: int, rank: int | None, largest: int
 ) -> bool:
-    """Whether graphs that are ready-made are those that `rewrite` makes."""
+    """Whether ready-made graphs equal those that `rewrite` makes."""
     enough = buffers >= PACKED_ATTENTION and (largest >= LEAST_LARGEST or not largest)
     return rank is None and enough and ready.about == made_from(data, config)
 
@@ -189,9 +193,9 @@ async def model_graphs(
 ) -> Graphs:
     """The graphs of a model folder, for LoRA adapters of that rank or for none.
 
-    `ready` graphs are taken if they fit this adapter. Else graphs are read from the notes if model.onnx, the
-    configuration, Capstan and the adapter's limits are unchanged, else rewritten. With `notes`, new graphs are noted
-    unless they hold constants from the data files.
+    `ready` graphs are taken if they fit this adapter. Otherwise graphs are read from the notes if model.onnx, the
+    configuration, Capstan and the adapter's limits are unchanged, and rewritten if not. With `notes`, new graphs are
+    noted unless they hold constants from the data files.
     """
     key = json.dumps([build(), made_from(data, config), storage_buffers, largest])
     name = f"graphs of {folder}" + ("" if rank is None else f" with LoRA of rank {rank}")

@@ -50,7 +50,7 @@ class WebGpuModel:
         self._loaded = loaded
         self.lora = LoraGraph(loaded.graphs.lora, loaded.graphs.others)
         self._sample: LoraWeights | None = None
-        """The adapters that were requested last: steps are recorded and compared with them."""
+        """The last requested adapters: steps are recorded and compared with them."""
         self._capture = options.capture
         self._made = 0
         self._allocating = asyncio.Lock()
@@ -59,7 +59,7 @@ class WebGpuModel:
         self._between: dict[tuple[int, int], Sequence[int]] = {}
         """Bytes of the buffers between the kernels of tapes, in the same way."""
         self._untaped: dict[int, str] = {}
-        """Why steps of a capacity have no tape."""
+        """The reason why steps of a capacity have no tape."""
         self._longest = 0
         """Tokens of the longest prefill run."""
         self._usual_burst: int | None = None
@@ -77,7 +77,9 @@ class WebGpuModel:
         self._pace = PrefillPace(self._engine, RunSize(loaded.chunk, bound, loaded.run_tokens), keep)
         self._steps = StepSource(loaded, options, self._passes, self._pace)
         self._warm_up = not about.software
-        """Whether to compile the kernels of long prompts early: on software adapters running them takes longer."""
+        """Whether to compile the kernels of long prompts early; not on software adapters, where running them takes
+        longer.
+        """
         self.memory = replace(
             loaded.memory,
             measured=self._measured,
@@ -88,8 +90,8 @@ class WebGpuModel:
         self._rows = RowSource(loaded, self._steps, self._passes, self.decoder)
 
     async def decoder(self, capacity: int, given: Loan | None = None, unrecorded: bool = False) -> WebGpuDecoder:
-        """A decoder of that capacity: a free one, else a new one, over the given buffers, which are released on
-        failure. It is recorded and checked, unless it may be `unrecorded`.
+        """A decoder of that capacity over the given buffers, which are released on failure; without them a free
+        decoder, or a new one. Its step is recorded and checked, unless it may be `unrecorded`.
         """
         self._require_open()
         for i, free in enumerate(self._free):
@@ -114,7 +116,7 @@ class WebGpuModel:
         return decoder
 
     async def _completed(self, decoder: WebGpuDecoder) -> None:
-        """Record the step of a free decoder, which is free again on failure."""
+        """Record the step of a free decoder; on failure the decoder is free again."""
         with ExitStack() as undo:
             undo.callback(self._freed, decoder)
             await decoder.record()
@@ -163,8 +165,8 @@ class WebGpuModel:
             if lent is not None and (lent.rows is not None or any(lent.sequences)):
                 raise BufferMismatchError(
                     f"pools were given for {rows} rows in one step, which is impossible: "
-                    f"{self._rows.refused[rows, capacity]}; query_memory_requirements now has the names for separate "
-                    "rows"
+                    f"{self._rows.refused[rows, capacity]}; query_memory_requirements now gives the names for "
+                    "separate rows"
                 )
         return await separate_rows(self.decoder, rows, capacity, lora, lent.sequences if lent is not None else ())
 
@@ -281,7 +283,7 @@ class WebGpuModel:
         return WebGpuDecoder(self._engine, buffers, scratch, step, runs, self)
 
     async def _note_step(self, step: DecodeStep, capacity: int, scratch: TapeScratch) -> None:
-        """Manage the scratch of a step's tape, or note the reason for none."""
+        """Manage the scratch of a step's tape, or note the reason why there is no tape."""
         if step.tape:
             await scratch.add(step.tape, "the decode step")
         elif not step.unrecorded:
@@ -301,7 +303,7 @@ class WebGpuModel:
         each, chunk = self._scratch.get((1, capacity)), min(self._loaded.chunk, capacity)
         if each is None:
             return None
-        # The joint rows' step allocates scratch for its kernels only, so their sizes are its scratch.
+        # The joint rows' step allocates scratch only for its kernels, so the sizes of these buffers are its scratch.
         together = sum(self._between.get((rows, capacity), ())) if kind == "joint" else 0
         found = self._scratch[0, 0] + (together + each if kind == "joint" else rows * each)
         known = rows == 1 or (kind == "joint" and (rows, capacity) in self._between)
@@ -310,17 +312,17 @@ class WebGpuModel:
         return PoolSize(max(found, self._loaded.graphs.activations.peak(1, chunk, capacity)), exact=False)
 
     def _note_between(self, capacity: int, rows: int, sizes: Sequence[int]) -> None:
-        """Note what a tape needs between its kernels."""
+        """Note the scratch that a tape needs between its kernels."""
         self._between[rows, capacity] = largest(self._between.get((rows, capacity), ()), sizes)
 
     def _tape_scratch(self, rows: int, capacity: int, kind: Rows) -> Sequence[int] | str:
         """Bytes of each scratch buffer of the tapes made so far, or the reason why these are unknown."""
         if self._capture != "tape" or capacity in self._untaped:
             reason = self._untaped.get(capacity, f"capture is {self._capture!r}")
-            return f"only the kernels of a tape take it, onnxruntime-web allocates the rest itself, and {reason}"
+            return f"only the kernels of a tape take given scratch, onnxruntime-web allocates its own, and {reason}"
         wanted = [(1, capacity), (rows, capacity)] if kind == "joint" else [(1, capacity)]
         if any(key not in self._between for key in wanted):
-            return f"not yet known: no step of {capacity} positions was taped; prepare a generator, and ask again"
+            return f"not yet known: no step of {capacity} positions was taped; prepare a generator, then query again"
         found: Sequence[int] = ()
         for key in wanted:
             found = largest(found, self._between[key])
@@ -356,7 +358,7 @@ class WebGpuModel:
 
     @property
     def eager_picks(self) -> int:
-        """Picks of a sequence before a postponed recording of its step."""
+        """The number of picks of a sequence before the postponed recording of its step."""
         return self._steps.eager_picks
 
     async def scored_runs(self, buffers: SequenceBuffers, prompt: int, tapes: PrefillTapes | None) -> ScoredRuns:
@@ -364,8 +366,8 @@ class WebGpuModel:
         return await self._steps.scored_runs(buffers, prompt, tapes)
 
     async def record_step(self, decoder: WebGpuDecoder, step: DecodeStep) -> DecodeStep:
-        """Records the step of a decoder that ran eagerly until now; without enough memory it steps down to eager
-        runs.
+        """Record the step of a decoder that ran eagerly until now; without enough memory the decoder steps down to
+        eager runs.
         """
         step = replace(step, note=None, unrecorded=False)
         try:
@@ -378,7 +380,7 @@ class WebGpuModel:
         return recorded
 
     def take_warm_up(self) -> bool:
-        """Whether the kernels of long prompts still have to be compiled; True only once, for the caller that then
+        """Whether the kernels of long prompts still have to be compiled; True only once, to the caller that then
         compiles them.
         """
         wanted, self._warm_up = self._warm_up, False

@@ -17,16 +17,16 @@ from .tapes.session_tapes import SessionTapeMaker, WebGpuTape
 __all__ = ["WebGpuSession"]
 
 HELD = frozenset({"float32", "float16", "int32", "int64", "uint32", "uint8", "bool"})
-"""Element types of tensors that onnxruntime-web accepts as GPU buffers."""
+"""Element types that onnxruntime-web accepts in GPU buffers."""
 
 NO_WEIGHTS = SessionWeights(b"")
-"""For a session whose graph keeps all its initializers: no shared weights."""
+"""Shares no weights: for a session whose graph keeps all its initializers."""
 
 Open = Callable[[bool], Awaitable[ModelSession]]
 
 
 class WebGpuSession(OrtSession):
-    """A session whose tensors are GPU buffers; those of element types outside HELD stay in Python's heap."""
+    """A session whose tensors are GPU buffers; tensors of element types outside HELD stay in Python's heap."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class WebGpuSession(OrtSession):
         try:
             await super().close()
             if self.weights.tensors:
-                # A run of a cancelled caller may still read them.
+                # A run of a cancelled caller may still read the buffers.
                 await self.engine.idle()
         finally:
             self.weights.release()

@@ -21,8 +21,9 @@ async def lease(
     progress: Callable[[int, int], None],
     ahead: bool = True,
 ) -> Lease:
-    """The buffers of a data file's weights, loaded now unless they are on the device already. With `ahead` the next
-    page may begin with this upload while Python starts."""
+    """The buffers of a data file's weights, loaded now unless they are already on the device. With `ahead` the next
+    page may begin this upload while Python starts.
+    """
 
     async def load(missing: list[tuple[Span, int]]) -> None:
         sink = engine.upload_weights([piece for span, buffer in missing for piece in pieces(buffer, span.parts)])

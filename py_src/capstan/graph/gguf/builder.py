@@ -32,17 +32,16 @@ __all__ = ["write_graph"]
 ELEMENTS = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}
 OPSET = 22
 STATES: Mapping[str, type[Convolutions] | type[DeltaNets]] = {"convolutions": Convolutions, "delta nets": DeltaNets}
-"""Layers without attention, by the name that families have for them."""
+"""The writers of layers without attention, by the families' names for them."""
 MICROSOFT = "com.microsoft"
 
 
 def write_graph(file: GgufFile, decoder: DecoderConfig, element: str, small: Mapping[str, bytes]) -> ModelProto:
-    """The graph over activations of `element`, float16 or float32, whose weights are in the decoder's file beside it;
-    in this one and the others, where that is a shard.
+    """The graph over activations of `element`, float16 or float32, whose weights are in the decoder's file beside it,
+    or in all shards if that is one.
 
-    `small` has the bytes of the file's SMALL_TENSORS (rotary.py). Raises UnsupportedModelError for tensors and
-    metadata that the graph would leave out, ConfigError for metadata that are wrong, ModelFileError for
-    tensors that contradict them.
+    `small` has the bytes of the file's SMALL_TENSORS (rotary.py). Raises UnsupportedModelError for tensors and metadata
+    that the graph would ignore, ConfigError for wrong metadata, ModelFileError for tensors that contradict them.
     """
     model = ModelProto(ir_version=10, producer_name="capstan")
     model.opset_import.add(domain="", version=OPSET)
@@ -61,7 +60,7 @@ class Builder:
         self.graph, self.file, self.element, self.small = graph, file, element, small
         self.family = family_of(file)
         self.t = TensorWriter(graph, file, split_name(decoder.filename)[1], element)
-        assert decoder.hidden_size is not None, "gguf_decoder tells it"
+        assert decoder.hidden_size is not None, "gguf_decoder sets it"
         self.layers, self.hidden = decoder.num_hidden_layers, decoder.hidden_size
         self.heads = decoder.num_attention_heads
         self.sizes = layer_sizes(file, self.heads, self.hidden, self.layers)
@@ -74,7 +73,7 @@ class Builder:
         self.context = file.integer(file.key("context_length"))
         self.vocabulary = file.tensors["token_embd.weight"].dims[0] if "token_embd.weight" in file.tensors else 0
         self.attentive = self.family.attentive(file, self.layers)
-        """Whether a layer has attention; else it has states."""
+        """Whether each layer has attention; the others have states."""
         made = STATES.get(self.family.states)
         self.stateful = None if made is None else made(self.t, file, self.hidden, self.epsilon)
         mixture = self.family.mixture
@@ -114,8 +113,8 @@ class Builder:
         left = sorted(self.file.tensors.keys() - self.t.read - unused)
         if left:
             raise UnsupportedModelError(
-                f"{self.file.name}: {len(left)} tensors are of no use to a graph of {self.file.architecture}, as "
-                f"{left[0]}; take another file of the model"
+                f"{self.file.name}: a graph of {self.file.architecture} does not use {len(left)} tensors, such as "
+                f"{left[0]}; use another file of the model"
             )
 
     def declare(self) -> None:
@@ -139,7 +138,7 @@ class Builder:
                 self.graph.output.append(value_info(f"present.{layer}.{kind}", self.element, state))
 
     def attention_lengths(self) -> list[str]:
-        """The positions before the last one of each row, and the most positions."""
+        """The number of positions before the last one of each row, and the largest number of positions."""
         front = "/model/attn_mask_reformat/attn_mask_subgraph"
         whole = self.t.node("Cast", f"{front}/Cast", ["attention_mask"], to=TensorProto.INT32)
         total = self.t.node("ReduceSum", f"{front}/ReduceSum", [whole, self.t.integers(1)], keepdims=0)
@@ -150,12 +149,12 @@ class Builder:
         return [before, self.t.node("ReduceMax", f"{front}/ReduceMax", [total], keepdims=0)]
 
     def layer(self, layer: int, x: str, skip: str, lengths: Sequence[str]) -> tuple[str, str]:
-        """One layer: the normed input of the next one, and the sum of all before."""
+        """Write one layer; returns the normed input of the next layer, and the sum of all layers so far."""
         front, names = f"layers.{layer}", f"blk.{layer}"
         if self.attentive[layer]:
             made = self.attention(layer, x, lengths)
         else:
-            assert self.stateful is not None, "the family says that layers have states"
+            assert self.stateful is not None, "a layer without attention has states"
             made = self.stateful.write(layer, x)
         mlp_norm = "pre_feedforward_layernorm" if self.family.sandwich else "post_attention_layernorm"
         made = self.behind(made, f"{front}.post_attention_layernorm", f"{names}.post_attention_norm")
@@ -213,7 +212,7 @@ class Builder:
         return self.t.biased(f"{front}.o_proj", made, f"blk.{layer}.attn_output.bias", self.hidden)
 
     def own_heads(self, layer: int, x: str) -> tuple[list[str], str]:
-        """q, k and v, or all three one after another, and the opened gates of heads of q."""
+        """q, k and v, or all three one after another, and the values of the gates of q's heads."""
         node, sizes, gated = f"/model/layers.{layer}/attn", self.sizes[layer], self.family.gated
         keys = sizes.kv_heads * sizes.head
         widths = {"q": self.heads * sizes.head * (1 + gated), "k": keys, "v": keys}
@@ -242,7 +241,7 @@ class Builder:
         return taken, gate
 
     def shared_heads(self, layer: int, x: str) -> tuple[list[str], str]:
-        """q, and keys and values of no positions: the caches have those of this run."""
+        """q, and keys and values without positions: the caches already have those of this run."""
         width = self.heads * self.sizes[layer].head
         rows = [self.rows(f"blk.{layer}.attn_q.weight", "q", layer, width, self.hidden)]
         made = self.t.product(f"model.layers.{layer}.attn.q_proj.MatMul", x, rows)
@@ -250,13 +249,13 @@ class Builder:
         return [self.head_norm(layer, "q", made), empty, empty], ""
 
     def of_shared_caches(self) -> set[str]:
-        """The tensors of keys and values that files have for layers without caches, too."""
+        """The tensors of keys and values that files also have for layers without caches."""
         sharing = [layer for layer in range(self.layers) if self.source(layer) != layer]
         names = ("attn_k", "attn_v", "attn_k_norm")
         return {f"blk.{layer}.{name}.weight" for layer in sharing for name in names}
 
     def query_and_gate(self, layer: int, x: str) -> tuple[str, str]:
-        """The queries and the opened gates of heads that have both one after the other."""
+        """The queries and the values of the gates of heads that have both one after the other."""
         node, head = f"/model/layers.{layer}/attn", self.sizes[layer].head
         whole = self.t.integers(0, 0, self.heads * head)
         heads = self.t.node("Reshape", f"{node}/q_gate/Reshape", [x, self.t.integers(0, 0, self.heads, 2 * head)])
@@ -269,8 +268,9 @@ class Builder:
         return query, self.t.node("Sigmoid", f"{node}/gate/Sigmoid", [gate])
 
     def packed(self, layer: int, x: str, rows: Sequence[Rows], biases: list[Rows]) -> str:
-        """q, k and v beside one another, of one product for neighbours of one type in one file. The attention of
-        decode steps is recognised by them."""
+        """q, k and v side by side; neighbours of the same type in the same file come from one product. Tapes recognise
+        attention by this form.
+        """
         groups = [list(group) for _, group in groupby(rows, key=lambda each: (each.tensor.type, each.tensor.shard))]
         made: list[str] = []
         for place, group in enumerate(groups):
@@ -332,7 +332,7 @@ class Builder:
         return self.t.vector(f"model.{name}.weight", [Rows(self.t.tensor(f"{tensor}.weight", self.hidden))])
 
     def behind(self, x: str, name: str, tensor: str) -> str:
-        """With the norm after attention or the MLP, if the family has any."""
+        """A tensor after the norm that follows attention or the MLP, if the family has such norms."""
         return self.norm(name, x, tensor) if self.family.sandwich else x
 
     def skip_norm(self, name: str, skip: str, x: str, tensor: str, last: bool = False) -> tuple[str, str]:
@@ -362,8 +362,9 @@ class Builder:
         maker.output[0] = "logits"
 
     def angles(self, window: int) -> tuple[str, str]:
-        """Cosines and sines [context, half of what turns of a head]. A long rope has others for sequences that are
-        longer than the original length."""
+        """Cosines and sines [context, half of a head's rotated elements]. A long rope has different ones for sequences
+        longer than the original length.
+        """
         local = window >= 0 and self.family.local_rotation is not None
         names = self.rotations.divisor_names(local)
         ropes = [self.rotations.rotary(local, self.divisors(name, local)) for name in names or ("",)]
@@ -387,12 +388,12 @@ class Builder:
         return self.rotations.divisors(name, self.small)
 
     def rows_of(self, rotary: Rotary) -> list[ComputedRows]:
-        """The cosines and the sines."""
+        """The rows of the cosines and of the sines."""
         waves = (False, True)
         return [ComputedRows(rotary.frequencies, rotary.scale, sine, self.context, self.element) for sine in waves]
 
     def write_choice(self, short: Rotary, long: Rotary, names: tuple[str, str]) -> None:
-        """An If that takes the long ones for a mask that is longer than the original length."""
+        """An If that chooses the long tables for a mask longer than the original length."""
         front = "/model/rotary/choice"
         shape = self.t.node("Shape", f"{front}/Shape", ["attention_mask"])
         total = self.t.node("Gather", f"{front}/Gather", [shape, self.t.integers(1)], axis=0)

@@ -1,8 +1,9 @@
 """Mixtures of experts in a GGUF file's graph: QMoE over the numbers of the file.
 
-QMoE multiplies by `d * (Q - zero)` in 4 or 8 bits, all its weights by as many and with a scale for as many elements. So
-the tensors of a layer are held as the one that needs most: Q4_0 beside Q8_0 in 8 bits, any beside Q6_K with its scales
-twice. Types with minima, and those without blocks, are refused. Rows of gate and up alternate in its first weight.
+QMoE multiplies by `d * (Q - zero)` in 4 or 8 bits; all its weights have the same bits and the same number of elements
+for a scale. So all tensors of a layer are held like the one that needs most: Q4_0 beside Q8_0 in 8 bits, any type
+beside Q6_K with its scales twice. Types with minima or without blocks are refused. Rows of gate and up alternate in its
+first weight.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Experts:
         self.mixture.require_known(self.file)
 
     def write(self, layer: int, x: str) -> str:
-        """The layer's nodes; the sum of the chosen experts' results."""
+        """Write the layer's nodes; returns the sum of the chosen experts' results."""
         t, front, node = self.t, f"model.layers.{layer}.moe", f"/model/layers.{layer}/moe"
         router = t.tensor(f"blk.{layer}.ffn_gate_inp.weight", self.count, self.hidden)
         scores = t.product(f"{front}.router.MatMul", x, [Rows(router)])
@@ -83,12 +84,12 @@ class Experts:
         if len({each.shard for each in tensors}) > 1:
             raise UnsupportedModelError(
                 f"{self.file.name}: tensors {' and '.join(each.name for each in tensors)} are in different shards; "
-                "make one file of them with llama-gguf-split --merge"
+                "merge the shards with llama-gguf-split --merge"
             )
         return self.t.alternating(name, tensors, packing, self.count)
 
     def biases(self, layer: int) -> tuple[str, str]:
-        """The names of the biases of the two products, "" without biases. Those of gate and up alternate, too."""
+        """The names of the biases of the two products; "" without biases. Biases of gate and up alternate, too."""
         t, front = self.t, f"model.layers.{layer}.moe.experts"
         if not t.has(f"blk.{layer}.ffn_down_exps.bias"):
             return "", ""
@@ -111,7 +112,7 @@ def packing_of(file: GgufFile, tensors: list[GgufTensor]) -> Packing:
         if packing is None or packing.shift is not None:
             known = ", ".join(kind.name for kind, held in PACKED.items() if held.shift is None)
             raise UnsupportedModelError(
-                f"{file.name}: tensor {each.name} is of type {each.type.name}, experts may be of {known}; convert the "
+                f"{file.name}: tensor {each.name} is of type {each.type.name}; experts may be of {known}: convert the "
                 "file with llama-quantize to Q4_0 or Q8_0"
             )
         found.append(packing)

@@ -35,7 +35,7 @@ class Rows:
     halves: int = 0
     """See Unpack."""
     share: tuple[int, int] = (0, 1)
-    """Which share it is, and of how many."""
+    """The index of the share, and the number of shares."""
 
     @property
     def count(self) -> int:
@@ -59,7 +59,7 @@ class TensorWriter:
         return name in self.file.tensors
 
     def tensor(self, name: str, *dims: int) -> GgufTensor:
-        """A tensor of these dimensions; ModelFileError if there is none."""
+        """A tensor of these dimensions. Raises ModelFileError if there is none."""
         found = self.file.tensors.get(name)
         if found is None or found.dims != dims:
             shown = "none" if found is None else " x ".join(map(str, found.dims))
@@ -80,7 +80,7 @@ class TensorWriter:
         domain: str = "",
         **attributes: int | float | str | tuple[int, ...],
     ) -> str:
-        """Add a node; its first output, which is `name`/output_0 unless it is given."""
+        """Add a node; returns its first output, which is `name`/output_0 unless it is given."""
         made = self.graph.node.add(op_type=kind, name=name, domain=domain, input=inputs)
         made.output.extend(outputs or (f"{name}/output_0",))
         for key, value in attributes.items():
@@ -122,14 +122,14 @@ class TensorWriter:
         """A float32 weight of a tensor [n], for activations of any type."""
         if tensor.type != GgmlType.F32:
             raise UnsupportedModelError(
-                f"{self.file.name}: tensor {tensor.name} is of type {tensor.type.name}, expected F32; take another "
+                f"{self.file.name}: tensor {tensor.name} is of type {tensor.type.name}, expected F32; use another "
                 "file of the model"
             )
         parts = [Part(tensor.offset, tensor.length)]
         return self._weight(name, list(tensor.dims), [Rows(tensor)], parts, TensorProto.FLOAT)
 
     def vector(self, name: str, tensors: Sequence[Rows]) -> str:
-        """A weight of tensors [n], one after the other; of several files it is put together by the graph."""
+        """A weight made of tensors [n], one after the other; the graph concatenates tensors of several files."""
         groups = [list(group) for _, group in groupby(tensors, key=lambda each: each.tensor.shard)]
         if groups[1:]:
             held = [self.vector(f"{name}_{place}", group) for place, group in enumerate(groups)]
@@ -178,14 +178,15 @@ class TensorWriter:
         return self.node("Add", f"{node_name(name)}/Add", [x, bias])
 
     def alternating(self, name: str, tensors: Sequence[GgufTensor], packing: Packing, count: int) -> list[str]:
-        """The quants and the scales of `count` matrices one after another, put together of tensors [all rows, columns]
-        of one file whose rows alternate."""
+        """The quants and the scales of `count` matrices one after another, made of tensors [all rows, columns] of one
+        file whose rows alternate.
+        """
         rows, columns = tensors[0].dims
         n, bits, block = len(tensors) * rows // count, packing.bits, packing.block
         if len(tensors) > 1 and columns // block * self._bits % (8 * WORD):
             raise UnsupportedModelError(
-                f"{self.file.name}: rows of tensor {tensors[0].name} have {columns} elements, only multiples of "
-                f"{2 * block} are supported; take an ONNX export of the model"
+                f"{self.file.name}: rows of tensor {tensors[0].name} have {columns} elements; only multiples of "
+                f"{2 * block} are supported: use an ONNX export of the model"
             )
         things: Sequence[tuple[Literal["quants", "scales"], str, int, int, int]] = (
             ("quants", f"Q{bits}", bits, 1, TensorProto.UINT8),
@@ -201,15 +202,16 @@ class TensorWriter:
         return held
 
     def lookup(self, name: str, tensor: GgufTensor, ids: str, quantized: bool = False) -> str:
-        """The rows of a table at some ids. One of a type with minima is made of floats unless it is to stay
-        `quantized`: then its minima are another table."""
+        """The rows of a table at some ids. A table of a type with minima becomes floats unless it is to stay
+        `quantized`; then its minima are a second table.
+        """
         packing = PACKED.get(tensor.type)
         rows = [Rows(tensor)]
         if packing is None or (packing.shift is not None and not quantized):
             parts = [self._part(rows[0], "values")]
             table = self._weight(f"{name}.weight", tensor.dims, rows, parts, self.element)
             return self.node("Gather", f"{node_name(name)}/Gather", [table, ids])
-        # The buffers are those of a product by the same tensor, whose weights have other dimensions.
+        # A product by the same tensor shares these buffers, but gives its weights other dimensions.
         data, scales = self._quantized(name, rows, packing, [tensor.dims[0], tensor.dims[1] * packing.bits // 8])
         found = self.node(
             "GatherBlockQuantized",
@@ -224,7 +226,7 @@ class TensorWriter:
         return found if packing.shift is None else self._with_minima(name, found, tensor, packing.block, ids)
 
     def _with_minima(self, name: str, found: str, tensor: GgufTensor, block: int, ids: str) -> str:
-        """The rows of a table, found without its minima, with them."""
+        """Add the minima to the rows of a table that were looked up without them."""
         front, (count, columns) = node_name(name), tensor.dims
         blocks, rows = columns // block, [Rows(tensor)]
         table = self._weight(
@@ -276,8 +278,8 @@ class TensorWriter:
         """The name of a weight of these parts of rows in one file."""
         if any(part.made % 4 for part in parts[:-1]):
             raise UnsupportedModelError(
-                f"{self.file.name}: {name} is put together of tensors with an odd number of elements; "
-                "take an ONNX export of the model"
+                f"{self.file.name}: {name} is made of tensors with an odd number of elements; use an ONNX export of "
+                "the model"
             )
         location = self.locations[rows[0].tensor.shard]
         self.graph.initializer.append(made_of(name, kind, dims, location, parts))
@@ -285,5 +287,5 @@ class TensorWriter:
 
 
 def node_name(name: str) -> str:
-    """The name of the node by a weight's: model.layers.3.mlp.up_proj is /model/layers.3/mlp/up_proj."""
+    """The name of the node for a weight's name: model.layers.3.mlp.up_proj gives /model/layers.3/mlp/up_proj."""
     return "/" + re.sub(r"\.(?!\d)", "/", name)

@@ -1,9 +1,9 @@
-"""How products and tables hold the types of a GGUF file's tensors.
+"""The form in which products and tables hold the types of a GGUF file's tensors.
 
-A quantized weight of the file is `d * q`, or `d * q + m` where the type has minima; d and m belong to a block of a row.
+A quantized weight of the file is `d * q`, or `d * q + m` if the type has minima; d and m belong to a block of a row.
 MatMulNBits computes `d * (Q - zero)` with a zero of half the range. So `Q = q + zero - shift`, and `m + d * shift` are
-the minima that are left, which a second product multiplies by the sums of the blocks. `shift` is the middle of q, so
-that those are small.
+the remaining minima, which a second product multiplies by the sums of the blocks. `shift` is the middle of q, so that
+the remaining minima are small.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ DENSE = (GgmlType.F32, GgmlType.F16, GgmlType.BF16)
 
 @dataclass(frozen=True)
 class Packing:
-    """How MatMulNBits holds a quantized type, in the buffer's blocks."""
+    """The form in which MatMulNBits holds a quantized type, for the buffer's blocks."""
 
     bits: int
     block: int
     """Elements of a row that share a scale."""
     shift: int | None = None
-    """The q that becomes zero, of types with minima; None for the others, whose q is signed."""
+    """For types with minima, the q that becomes zero; None for the others, whose q is signed."""
 
 
 PACKED: Mapping[GgmlType, Packing] = {

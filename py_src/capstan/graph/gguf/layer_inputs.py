@@ -1,7 +1,7 @@
-"""Embeddings that each layer of a GGUF file's graph has of its own, as Gemma 4's small models have them.
+"""Per-layer embeddings of a GGUF file's graph, as in Gemma 4's small models.
 
-A table has a row of all layers' elements for each token; a product of the first layer's input, normed layer by layer,
-is added to it. After its MLP a layer has a gate over its share, whose normed product joins the sum of all before.
+A table has a row with all layers' elements for each token; a product of the first layer's input, normed layer by layer,
+is added to the row. After its MLP a layer gates its share; the normed product of that is added to the layer's output.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class LayerInputs:
         projected = t.product("model.per_layer_model_projection.MatMul", x, rows)
         apart = t.node("Reshape", f"{front}/Reshape_1", [projected, t.integers(0, 0, self.layers, self.size)])
         weight = t.tensor("per_layer_proj_norm.weight", self.size)
-        # The product is divided by the root of the hidden size, which a norm undoes but for its epsilon.
+        # The product is divided by the root of the hidden size, which a norm undoes except in its epsilon.
         normed = self.norm("per_layer_projection_norm", apart, weight, self.epsilon * self.hidden)
         whole = t.node("Reshape", f"{front}/Reshape_2", [normed, t.integers(0, 0, width)])
         both = t.node("Add", f"{front}/Add", [whole, own])

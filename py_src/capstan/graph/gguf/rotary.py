@@ -1,9 +1,9 @@
 """The rotary embedding of a GGUF file's layers, by llama.cpp's computation (ggml_rope_ext).
 
-A pair i of a head's first `rope.dimension_count` elements turns by base ** (-2i / dimensions) from each position to the
-next, divided by its factor in a tensor of the file, if there is one. Linear scaling, which holds without
-`rope.scaling.type`, divides by `rope.scaling.factor`, too; yarn does so for slow pairs only, and for pairs between by a
-share, and has cosines and sines larger. `rope.scaling.attn_factor` multiplies them in any case.
+Pair i of a head's first `rope.dimension_count` elements turns by base ** (-2i / dimensions) from each position to the
+next, divided by its factor in a tensor of the file, if there is one. Linear scaling, the default without
+`rope.scaling.type`, also divides by `rope.scaling.factor`. Yarn divides slow pairs fully, pairs between slow and fast
+ones partly, and enlarges cosines and sines. `rope.scaling.attn_factor` multiplies cosines and sines in any case.
 """
 
 from __future__ import annotations
@@ -23,15 +23,18 @@ __all__ = ["SMALL_TENSORS", "Rotations"]
 DIVISORS = "rope_freqs.weight"
 SHORT, LONG = "rope_factors_short.weight", "rope_factors_long.weight"
 SMALL_TENSORS = (DIVISORS, SHORT, LONG)
-"""The tensors whose bytes a graph needs: divisors of rotary frequencies, those of long ropes by length."""
+"""The tensors whose bytes a graph needs: divisors of rotary frequencies; long ropes have one for short and one for long
+sequences.
+"""
 MOST_BYTES = 1 << 16
-"""The most bytes of one."""
+"""The most bytes of such a tensor."""
 KINDS = ("none", "linear", "yarn", "longrope")
 FAST, SLOW = 32.0, 1.0
-"""Turns within the original length: yarn leaves pairs that turn at least FAST times as they are, and slows down fully
-those that turn at most SLOW times."""
+"""Numbers of turns within the original length: yarn does not change pairs that turn at least FAST times, and fully
+slows pairs that turn at most SLOW times.
+"""
 FASTEST = 1e30
-"""The largest angle between two positions: graphs have float32."""
+"""The largest angle between two positions, since graphs compute in float32."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class Rotations:
     family: Family
     whole_dimensions: int
     local_dimensions: int
-    """Elements of a head that turn, its first ones, in layers without a window and in those with one."""
+    """The number of a head's first elements that are rotated, in layers without a window and in layers with one."""
     kind: str
     base: float
     factor: float
@@ -56,7 +59,8 @@ class Rotations:
     @classmethod
     def of(cls, file: GgufFile, family: Family, head_size: int, local_size: int) -> Rotations:
         """The rotary embedding of heads of those sizes, in layers without a window and in those with one. Raises
-        ConfigError for values that are wrong, UnsupportedModelError for sizes that are not supported."""
+        ConfigError for wrong values, UnsupportedModelError for unsupported sizes.
+        """
         dimensions = local = turned(file, family, "", head_size, head_size)
         if family.sizes_by_layer:
             local = turned(file, family, "_swa", dimensions, local_size)
@@ -101,7 +105,7 @@ class Rotations:
         return Rotary(tuple(turns), scale)
 
     def yarn_shares(self, base: float, dimensions: int) -> list[float]:
-        """By how much each pair turns as without yarn, from 0 to 1."""
+        """For each pair, the share (0 to 1) by which it turns as without yarn."""
 
         def pair_of(turns: float) -> float:
             return dimensions * log(self.original / (turns * 2 * pi)) / (2 * log(base))
@@ -111,7 +115,9 @@ class Rotations:
         return [1 - min(1.0, max(0.0, each)) for each in slowed]
 
     def divisor_names(self, local: bool) -> tuple[str, ...]:
-        """The tensors that divide frequencies: of short and long sequences, or one for all; none in most files."""
+        """The names of the tensors that divide frequencies: for short and long sequences, or one for all; most files
+        have none.
+        """
         if self.family.whole_divisors:
             return () if local else (DIVISORS,)
         if not self.family.divisors:
@@ -126,7 +132,7 @@ class Rotations:
         return found
 
     def divisors(self, name: str, small: Mapping[str, bytes]) -> list[float]:
-        """The factors in a tensor. Raises ModelFileError for other than numbers above 0."""
+        """The factors in a tensor. Raises ModelFileError unless all are finite numbers above 0."""
         half = self.whole_dimensions // 2
         held = small.get(name, b"")
         if len(held) != 4 * half:
@@ -144,19 +150,19 @@ class Rotations:
 
 
 def turned(file: GgufFile, family: Family, suffix: str, default: int, head_size: int) -> int:
-    """The elements of a head that turn."""
+    """The number of a head's elements that are rotated."""
     key = file.key(f"rope.dimension_count{suffix}")
     found = file.integer(key, default, most=head_size)
     if found % 2 or (family.neighbours and found != head_size):
         raise UnsupportedModelError(
-            f"{file.name}: {key} is {found}, only {head_size if family.neighbours else 'an even number'} is supported "
-            f"in a model of {file.architecture} with heads of {head_size}; take an ONNX export of the model"
+            f"{file.name}: {key} is {found}; only {head_size if family.neighbours else 'an even number'} is supported "
+            f"in a model of {file.architecture} with heads of {head_size}: use an ONNX export of the model"
         )
     return found
 
 
 def factor_of(file: GgufFile, kind: str) -> float:
-    """The factor of linear scaling and yarn, under its present name or its old one; 0 is none."""
+    """The factor of linear scaling and yarn, under its present name or its old one; 0 means no factor."""
     key, old = file.key("rope.scaling.factor"), file.key("rope.scale_linear")
     file.value(old)
     if key not in file.metadata and old in file.metadata:

@@ -18,14 +18,14 @@ TURNED = (0, 2, 1)
 
 @dataclass
 class Convolutions:
-    """Gated convolutions over the present position and those of the state, as LFM2 has them."""
+    """Gated convolutions over the present position and those in the state, as in LFM2."""
 
     t: TensorWriter
     file: GgufFile
     hidden: int
     epsilon: float
     before: int = field(init=False)
-    """Positions that a convolution sees before the present one."""
+    """The number of positions that a convolution reads before the present one."""
 
     def __post_init__(self) -> None:
         self.before = self.file.integer(self.file.key("shortconv.l_cache"), least=2) - 1
@@ -36,7 +36,7 @@ class Convolutions:
         return {"conv": (self.hidden, self.before)}
 
     def write(self, layer: int, x: str) -> str:
-        """The layer's nodes; its result."""
+        """Write the layer's nodes; returns its result."""
         t, hidden = self.t, self.hidden
         front, node, tensors = f"model.layers.{layer}.conv", f"/model/layers.{layer}/conv", f"blk.{layer}.shortconv"
         made = t.product(
@@ -59,8 +59,9 @@ class Convolutions:
 
 @dataclass
 class DeltaNets:
-    """Gated delta nets after a convolution, as Qwen3.5 has them. A head of values has the head of keys whose number is
-    its own less multiples of the heads of keys, as files have them in that order."""
+    """Gated delta nets after a convolution, as in Qwen3.5. Head i of the values uses head i modulo (number of key
+    heads) of the keys, which is the order in files.
+    """
 
     t: TensorWriter
     file: GgufFile
@@ -97,7 +98,7 @@ class DeltaNets:
         }
 
     def write(self, layer: int, x: str) -> str:
-        """The layer's nodes; its result."""
+        """Write the layer's nodes; returns its result."""
         t, hidden, heads = self.t, self.hidden, self.value_heads
         front, node = f"model.layers.{layer}.linear_attn", f"/model/layers.{layer}/linear_attn"
         widths, tensors = self.widths, f"blk.{layer}"
@@ -114,7 +115,7 @@ class DeltaNets:
         made = t.node("Transpose", f"{node}/conv_out/Transpose", [made], perm=TURNED)
         parts = [f"{node}/split_qkv/Split/output_{place}" for place in range(3)]
         t.node("Split", f"{node}/split_qkv/Split", [made, t.integers(*widths)], *parts, axis=-1)
-        # The attention's scale is that of q.
+        # q takes the attention's scale.
         queries = self.unit(f"{node}/q_l2norm", parts[0], 1 / self.size)
         keys = self.unit(f"{node}/k_l2norm", parts[1], self.size**-0.5)
         decay, beta = self.gates(layer, a, b)
@@ -136,8 +137,9 @@ class DeltaNets:
         return t.product(f"{front}.out_proj.MatMul", made, [Rows(output)])
 
     def unit(self, node: str, x: str, factor: float) -> str:
-        """The heads of q or k as vectors of length 1, times a factor that makes up for the norm; once for each head of
-        values."""
+        """The heads of q or k as vectors of length 1, times a factor that compensates the norm; repeated for each head
+        of values.
+        """
         t, keys = self.t, self.key_heads * self.size
         heads = t.node("Reshape", f"{node}/Reshape_1", [x, t.integers(0, 0, self.key_heads, self.size)])
         scale = t.numbers(factor, self.size)
@@ -149,7 +151,7 @@ class DeltaNets:
         return whole if times == 1 else t.node("Concat", f"{node}/Concat", [whole] * times, axis=-1)
 
     def gates(self, layer: int, a: str, b: str) -> tuple[str, str]:
-        """The logarithm of the decay, by float32, and the share of what is written."""
+        """The logarithm of the decay, computed in float32, and the share of new values that is written."""
         t, node, front = self.t, f"/model/layers.{layer}/linear_attn", f"model.layers.{layer}.linear_attn"
         half = t.element != TensorProto.FLOAT
         bias = t.floats(f"{front}.dt_bias", t.tensor(f"blk.{layer}.ssm_dt.bias", self.value_heads))
@@ -174,7 +176,7 @@ class DeltaNets:
 
 
 def convolved(t: TensorWriter, node: str, layer: int, x: str, weight: str, activation: str) -> str:
-    """A convolution of each channel of [batch, channels, positions] after those of the state."""
+    """A convolution of each channel of [batch, channels, positions], which follow the positions in the state."""
     return t.node(
         "CausalConvWithState",
         f"{node}/CausalConvWithState",

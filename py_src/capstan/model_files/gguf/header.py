@@ -182,13 +182,13 @@ class Parser:
     def _count(self, what: str) -> int:
         count: int = self._number("Q")
         if count > MOST_COUNT:
-            raise ModelFileError(f"{self._name}: {count} {what}, at most {MOST_COUNT} are read; {COPY}")
+            raise ModelFileError(f"{self._name}: {count} {what}; at most {MOST_COUNT} are read; {COPY}")
         return count
 
     def _text(self, most: int) -> str:
         length = self._number("Q")
         if length > most:
-            raise self._error(f"is a string of {length} bytes, at most {most} are read")
+            raise self._error(f"is a string of {length} bytes; at most {most} are read")
         at = self._take(length)
         try:
             return self._data[at : at + length].decode()
@@ -230,7 +230,7 @@ class Parser:
             return self._texts(count)
         self._nested += count
         if self._nested > MOST_NESTED:
-            raise self._error(f"has {self._nested} arrays within arrays, at most {MOST_NESTED} are read")
+            raise self._error(f"has {self._nested} arrays within arrays; at most {MOST_NESTED} are read")
         return tuple(self._value(kind, depth + 1) for _ in range(count))
 
     def _flags(self, count: int) -> tuple[bool, ...]:
@@ -253,7 +253,7 @@ class Parser:
                 behind = start + read(data, at)[0]
                 if behind > end:
                     if behind - start > min(MOST_BYTES, self._size):
-                        raise self._error(f"has a string of {behind - start} bytes, at most {MOST_BYTES} are read")
+                        raise self._error(f"has a string of {behind - start} bytes; at most {MOST_BYTES} are read")
                     raise ShortError(behind, self._inside)
                 found.append(data[start:behind].decode())
                 at = behind

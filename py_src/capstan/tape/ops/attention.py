@@ -20,7 +20,7 @@ CHECKED = 1024
 
 @dataclass(frozen=True)
 class HeadNorms:
-    """RMS norms of each head of q, and of k and v that have gammas; the gammas are buffers of weights."""
+    """RMS norms of each head of q, and of k and v if these have gammas; the gammas are buffers of weights."""
 
     q_gamma: int
     k_gamma: int | None
@@ -36,8 +36,9 @@ class HeadNorms:
 
 @dataclass(frozen=True)
 class Attention(Operation):
-    """Norms of q, k and v if there are any, rotary embedding, cache write and grouped-query attention of one token:
-    reads[0] is the packed q, k and v, unless the caches are `written` already."""
+    """Attention of one token: norms of q, k and v if there are any, rotary embedding, cache write and grouped-query
+    attention. reads[0] is the packed q, k and v, unless the caches are `written` already.
+    """
 
     heads: int
     kv_heads: int
@@ -53,7 +54,7 @@ class Attention(Operation):
     rotary: int = 0
     interleaved: bool = False
     sinks: int | None = None
-    """A buffer of weights: of each head, one more score of its softmax."""
+    """A buffer of weights: for each head, one more score of its softmax."""
     window: int = 0
     softcap: float = 0.0
     cache_bits: int = 0
@@ -63,7 +64,9 @@ class Attention(Operation):
     shares: bool = False
     """Whether the caches are those of an earlier layer, which has written the new rows; reads[0] has the queries."""
     whole: bool = False
-    """Whether the caches are an encoder's outputs, with all positions in sight at any length of the sequence."""
+    """Whether the caches are an encoder's outputs, all of whose positions are attended at any length of the
+    sequence.
+    """
     slides: bool = False
     """Whether the caches and the rotary tables hold only the positions from the sequence's base on."""
     rows: int = 1
@@ -75,7 +78,7 @@ class Attention(Operation):
     packed: bool = False
     """Whether these are positions of any sequences; the state has the sequence of each."""
     tabled: bool = False
-    """Whether a table has, for each row and position, the row whose caches hold it; a row writes its own caches."""
+    """Whether a table gives the row whose caches hold each position of each row; a row writes only its own caches."""
 
     @property
     def as_recorded(self) -> Attention:
@@ -92,7 +95,7 @@ class Attention(Operation):
         return is_turned(self)
 
     def with_left_out(self, window: int, softcap: float) -> Attention:
-        """The same attention with the window and soft cap that the recorded kernels leave out."""
+        """The same attention with the window and soft cap that the recorded kernels ignore."""
         return replace(self, window=window, softcap=softcap)
 
     @property
@@ -105,11 +108,12 @@ class Attention(Operation):
 
     @property
     def terms(self) -> int:
-        # The check's caches repeat their rows, so that roundings of equal terms are equal and add up even in float32.
+        # The caches of the check repeat their rows, so that equal terms have equal rounding errors, which add up even
+        # in float32.
         return self.head if self.element == "f16" else max(self.head, min(self.window or self.capacity, CHECKED))
 
     def written_bytes(self, index: int) -> int:
-        """The caches are recorded buffers, so that only the result is placed."""
+        """The caches are recorded buffers, so only the result needs a place."""
         return self.rows * self.heads * self.head * ELEMENT_BYTES[self.element]
 
     def kernels(self, reads: Sequence[int], writes: Sequence[int], limits: WorkgroupLimits) -> list[Kernel]:
@@ -132,7 +136,7 @@ class Attention(Operation):
         first, second = (results | sinks, {}) if join.constants["ALONE_WRITES"] else ({}, sinks)
         table: dict[str, Binding] = {"table": TABLE} if tabled else {}
         qkv: dict[str, Binding] = {"qkv": Value(reads[0])}
-        # At a fixed length it is known that one split has nothing to join.
+        # At a fixed length with one split there is nothing to join.
         idle = self.whole and join.counts == (0, 1, self.rows)
         last = [] if idle else [Kernel(join, half, {**passed, **results, **second})]
         if self.turned:
@@ -178,7 +182,7 @@ class Attention(Operation):
             return
         half, each = self.element == "f16", ELEMENT_BYTES[self.element]
         width, kv_width = self.heads * self.head, self.kv_heads * self.head
-        # A kernel binds a part of a buffer from a multiple of 256 bytes on: of 32 pairs.
+        # A binding begins at a multiple of 256 bytes, which are 32 pairs.
         values_at = -(-kv_width // 32) * 32
         length, longest = (self.capacity, self.capacity) if self.whole else (witness.length, witness.longest)
         constants: dict[str, int | float | bool] = {
@@ -216,7 +220,7 @@ class Attention(Operation):
         run("v", {"value_cache": values, **sinks, "scores": scores, "truth": truth}, (-(-width // 64), 1, 1))
         witness.judge("result", self.element, witness.keep(writes[0], width * each), truth)
         if self.written or self.turned:
-            # An element of a turned row may be past the last level: no bound of its error is known.
+            # An element of a turned row may be past the last level, and its error has no known bound.
             return
         rows = witness.truths(values_at + kv_width)
         run("kv", {**rotary, "truth": rows}, (-(-kv_width // 64), 1, 1))

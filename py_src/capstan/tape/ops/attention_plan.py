@@ -1,4 +1,4 @@
-"""How attention.wgsl, attention_join.wgsl and attention_turn.wgsl are cut into workgroups for heads and an adapter."""
+"""Plans the workgroups of attention.wgsl, attention_join.wgsl and attention_turn.wgsl for heads and an adapter."""
 
 from __future__ import annotations
 
@@ -29,31 +29,34 @@ __all__ = [
 LONGEST_HEAD = 512
 IN_4_BITS = 4
 LEVELS_BYTES = 64
-"""Workgroup memory for the levels of caches of 4 bits."""
+"""Bytes of workgroup memory for the levels of caches of 4 bits."""
 WORKGROUP_BYTES = 16_384
 """Bytes of workgroup memory of every WebGPU device."""
 UNSHUFFLED = 64
-"""Threads of a workgroup without subgroups, and positions of a block there; one for each chunk of longer heads."""
+"""The number of threads in a workgroup without subgroups, which is also the number of positions in a block. Longer
+heads have one thread for each chunk.
+"""
 TURNING = 64
 """Threads that turn a head by a Hadamard matrix."""
 JOINING = 256
 """Threads of a workgroup that every WebGPU device allows."""
 LARGE_HEAD = 128
-"""A workgroup takes only one longer head, which leaves memory for sums of 256 threads: Gemma 3's 4 heads on 1 of
-256 then take 8.3 us a layer on an NVIDIA H200 instead of 10.3.
+"""The longest head of which a workgroup takes several. With only one of the longer heads there is memory for sums of
+256 threads: Gemma 3's 4 heads on 1 of 256 then take 8.3 us a layer on an NVIDIA H200 instead of 10.3.
 """
 SCARCE = 8
-"""If a split has fewer workgroups than this, each takes fewer heads: with SmolLM2's 9 heads on 3 of 64, 9 workgroups
-instead of 3 save 0.03 ms of a step of 0.68 on an NVIDIA H200, at 350 as at 1000 positions.
+"""If a split has fewer workgroups than this, each workgroup takes fewer heads: with SmolLM2's 9 heads on 3 of 64, 9
+workgroups instead of 3 save 0.03 ms of a step of 0.68 on an NVIDIA H200, both at 350 and at 1000 positions.
 """
 LARGEST_BATCH = 8
 """The most positions that a team takes at once."""
 TILE, POSITIONS, ALONE = 3, 128, 384
 """With subgroups: the most query heads of a workgroup, positions of a block, positions that one split takes alone.
 
-Measured on an NVIDIA H200 with 32 heads on 8 of 64 float16, the caches of 16 layers in turn, an empty dispatch being
-1.9 us: blocks of 256 positions take 0.6 us longer than of 128 at length 128, tiles of 4 heads 0.8 us longer than of 2;
-each further block of a split adds 1 us, a join 2.6 us; 32 splits are no faster than 16 at length 4096.
+Measured on an NVIDIA H200 with 32 heads on 8 of 64 float16 and the caches of 16 layers in turn, where an empty dispatch
+takes 1.9 us: blocks of 256 positions take 0.6 us longer than blocks of 128 at length 128, tiles of 4 heads 0.8 us
+longer than tiles of 2; each further block of a split adds 1 us, a join 2.6 us; 32 splits are no faster than 16 at
+length 4096.
 """
 
 
@@ -80,7 +83,7 @@ class AttentionShape(Protocol):
 
     @property
     def interleaved(self) -> bool:
-        """Whether an element is rotated with its neighbour, not with one of the other half."""
+        """Whether an element is rotated with its neighbour instead of one of the other half."""
 
     @property
     def sinks(self) -> int | None:
@@ -88,7 +91,7 @@ class AttentionShape(Protocol):
 
     @property
     def window(self) -> int:
-        """Positions of the window, the new one included; 0 means all."""
+        """Positions of the window, including the new one; 0 means all."""
 
     @property
     def softcap(self) -> float:
@@ -116,7 +119,7 @@ class AttentionShape(Protocol):
 
     @property
     def whole(self) -> bool:
-        """Whether all positions that the caches hold are in sight at any length of the sequence."""
+        """Whether all positions in the caches are attended at any length of the sequence."""
 
 
 def is_turned(what: AttentionShape) -> bool:
@@ -138,15 +141,18 @@ def fits_attention(what: AttentionShape) -> bool:
 
 
 def unfit_heads(heads: int, kv_heads: int, head: int, rotary: int, element: str) -> str:
-    """Why the kernel refuses heads of this shape; empty for a shape that it covers. Heads, and the halves of the
-    `rotary` elements that are rotated (0 for all), must be whole chunks of 16 bytes."""
+    """The reason why the kernel refuses heads of this shape; empty for a shape that it covers. Heads, and the halves of
+    the `rotary` elements that are rotated (0 for all), must be whole chunks of 16 bytes.
+    """
     per = 16 // ELEMENT_BYTES[element]
     if heads % kv_heads:
-        return f"{heads} heads are no multiple of {kv_heads}"
+        return f"{heads} heads are not a multiple of {kv_heads}"
     if head > LONGEST_HEAD:
         return f"heads of {head} elements are longer than {LONGEST_HEAD}"
     if head % per or (rotary or head) % (2 * per):
-        return f"heads of {head} elements, {rotary or head} of them rotated, are no whole chunks of {per} and {2 * per}"
+        return (
+            f"heads of {head} elements, {rotary or head} of them rotated, are not whole chunks of {per} and {2 * per}"
+        )
     return ""
 
 
@@ -160,13 +166,13 @@ def plan_attention(
     along: bool = False,
     packed: bool = False,
 ) -> tuple[KernelPlan, KernelPlan, int]:
-    """The kernel that attends, the one that joins its splits, and the bytes of the partials between them. With an
-    epsilon it normalises q and k, and with `normed_values` v.
+    """The attention kernel, the kernel that joins its splits, and the bytes of the partial results between them. With
+    an epsilon it normalises q and k, and with `normed_values` v.
 
-    `lanes` is the adapter's one subgroup size, 0 without; `buffers` the storage buffers that a kernel may bind; `rows`
-    the sequences that advance together, whose longest has the sequence length; with `along` they are positions of one
-    sequence, with `packed` of any. Both kernels' workgroups are functions of the sequence length, the new token
-    included; layers of one shape get the same functions.
+    `lanes` is the adapter's only subgroup size, or 0; `buffers` is the number of storage buffers that a kernel may
+    bind; `rows` is the number of sequences that advance together, the longest of which determines the length. With
+    `along` the rows are positions of one sequence, with `packed` positions of any sequences. Both kernels' workgroups
+    are functions of the sequence length, including the new token; layers of one shape share these functions.
     """
     per = chunk_elements(what)
     chunks = what.head // per
@@ -180,8 +186,8 @@ def plan_attention(
     while not shuffled and unshuffled_bytes(tile, what.head, chunks) > room:
         tile = evenly(group, tile - 1)
     tiles = -(-group // tile)
-    # If the attention kernel would bind too many buffers, the join writes every result and adds the sinks.
-    # It also does if it turns them.
+    # The join writes every result and adds the sinks if the attention kernel would bind too many buffers, or if the
+    # join turns the results.
     turned = is_turned(what)
     alone_writes = not turned and 8 + 2 * (epsilon is not None) + normed_values + (what.sinks is not None) <= buffers
     constants: dict[str, int | float | bool] = {
@@ -238,8 +244,8 @@ def plan_attention(
 
 
 def by_length(attention: KernelPlan) -> list[KernelPlan]:
-    """The kernels of a plan of one sequence, each without workgroups at the lengths of the other: while one split takes
-    all positions, workgroups of one head with as many positions as possible are faster.
+    """The two attention kernels of a plan for one sequence; each has no workgroups at the lengths of the other. While
+    one split takes all positions, workgroups of one head with as many positions as possible are faster.
 
     Measured on an NVIDIA H100, a whole step at 128 positions: 3.7 % for 32 heads on 8 of 64, 2.6 % for 32 on 8 of 128.
     At 4000 they read the caches once for each head, and take 7 % longer.
@@ -257,13 +263,15 @@ def by_length(attention: KernelPlan) -> list[KernelPlan]:
 
 
 def plan_append(attention: KernelPlan) -> KernelPlan:
-    """The kernel that writes the caches before attention of several positions of a sequence, of the plan for that."""
+    """The kernel that writes the caches before attention of several positions of a sequence, from the plan of that
+    attention.
+    """
     workgroups = (int(attention.constants["KV_HEADS"]), int(attention.constants["SEQUENCES"]), 1)
     return KernelPlan("attention_append", attention.constants, workgroups)
 
 
 def turn_constants(attention: KernelPlan, epsilon: float | None) -> dict[str, int | float | bool]:
-    """The constants of attention_turn.wgsl before attention by this plan; with an epsilon it normalises."""
+    """The constants of attention_turn.wgsl, which runs before attention by this plan; with an epsilon it normalises."""
     names = ("HEADS", "KV_HEADS", "HEAD", "ROTARY", "INTERLEAVED", "CAPACITY", "SLIDING", "ALONG", "TABLES_APART")
     normed: dict[str, int | float | bool] = {} if epsilon is None else {"EPSILON": epsilon}
     kept = {name: attention.constants[name] for name in names}
@@ -293,7 +301,7 @@ def form_constants(what: AttentionShape) -> dict[str, int | float | bool]:
 
 
 def evenly(group: int, most: int) -> int:
-    """The tile height when a group is cut into the fewest tiles of at most `most` heads."""
+    """The heads of a tile if a group is cut into the fewest equal tiles of at most `most` heads."""
     return -(-group // -(-group // most))
 
 
@@ -312,8 +320,8 @@ def team_constants(team: int, batch: int, tile: int) -> dict[str, int]:
 
 
 def join_rows(head: int, most: int) -> dict[str, int]:
-    """The constants of the join of up to `most` splits: rows of threads, 4 where a workgroup has room for them, and at
-    least one thread per split; splits per row.
+    """The constants of the join of up to `most` splits: rows of threads (4 if a workgroup has room, with at least one
+    thread for each split) and splits for each row.
     """
     quads = head // 4
     rows = max(min(4, JOINING // quads), -(-most // quads))

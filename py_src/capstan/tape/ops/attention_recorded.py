@@ -1,4 +1,4 @@
-"""Reads attention of one new token out of a recorded step: norms, rotary embedding, cache write, attention, join."""
+"""Recognises attention of one new token in a recorded step: norms, rotary embedding, cache write, attention, join."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["RULES", "Finder", "with_joined"]
 
 WRITES = ("cache_write", "cache_write_int8", "cache_write_int4")
 BITS = {"rotary_int8": 8, "rotary_int4": 4, "cache_write_int8": 8, "cache_write_int4": 4}
-"""The bits of an element of the caches, by the kind of their writing kernel."""
+"""The bits of an element of the caches, by the kind of the kernel that writes them."""
 SPLITS = {0: "attention_split", 8: "attention_split_int8", 4: "attention_split_int4"}
 """Signatures by the bits of the caches."""
 
@@ -46,7 +46,7 @@ class Origin:
 
 @dataclass
 class Finder:
-    """Searches from the operation that writes the cache, up to the packed q, k and v and down to the result."""
+    """Searches from the operation that writes the cache back to the packed q, k and v, and forward to the result."""
 
     graph: StepGraph
     met: Mapping[int, Met]
@@ -63,7 +63,7 @@ class Finder:
         return index if index is not None and index in self.met and self.met[index].kernel.kind in kinds else None
 
     def made_for(self, value: int, kinds: Sequence[str], reader: int) -> int | None:
-        """The operation of one of these kinds that makes the value, if `reader` is its only reader."""
+        """The operation of one of these kinds that makes the value, if the value's only reader is `reader`."""
         index = self.makers.get(value)
         if index is None or index not in self.met or self.met[index].kernel.kind not in kinds:
             return None
@@ -81,7 +81,7 @@ class Finder:
         if found.kernel.kind in ("rotary", "rotary_interleaved"):
             kernel, at = found.kernel, found.kernel.at
             interleaved = kernel.kind == "rotary_interleaved"
-            # Elements are counted in vectors of four where halves are rotated.
+            # Elements are counted in vectors of four if halves are rotated.
             unit = 1 if interleaved else 4
             return Origin(
                 packed=found.read("packed_qkv"),
@@ -115,7 +115,7 @@ class Finder:
         return self.taken_apart(index) if found.kernel.kind in WRITES else None
 
     def taken_apart(self, index: int) -> Origin | None:
-        """The origin of a cache whose keys an earlier operation split off the packed ones, rotated and possibly
+        """The origin of a cache whose keys earlier operations split from the packed values, rotated and possibly
         normalised.
         """
         write = self.met[index]
@@ -196,8 +196,8 @@ def recorded_as(node: Node) -> int | None:
 
 
 def grouped(graph: StepGraph, met: Mapping[int, Met]) -> StepGraph:
-    """Reads norms, rotary embedding, split attention and its join as one, if the values between them have no other
-    reader.
+    """Turn norms, rotary embedding, split attention and its join into one node, if the values between them have no
+    other reader.
     """
     finder = Finder(graph, met)
     by_index = finder.by_index
@@ -223,7 +223,7 @@ def grouped(graph: StepGraph, met: Mapping[int, Met]) -> StepGraph:
         reads = {graph.homes[value]: value for value in by_index[index].reads}
         filled = {written[cache] for cache in caches}
         if not filled <= set(by_index[split].reads) or not graph.last.keys() >= set(caches):
-            # Our attention reads what the recorded kernel has written to caches that outlive the step.
+            # Our attention reads rows that the recorded kernel wrote to caches that outlive the step.
             continue
         join = finder.joined(split)
         if join is None:
@@ -276,8 +276,9 @@ def grouped(graph: StepGraph, met: Mapping[int, Met]) -> StepGraph:
 
 
 def over_shared_caches(graph: StepGraph, met: Mapping[int, Met]) -> StepGraph:
-    """Norm and rotary embedding of queries, split attention over the caches of an earlier layer and its join, where
-    nothing else reads what passes between them, as one."""
+    """Turn norm and rotary embedding of queries, split attention over the caches of an earlier layer and its join into
+    one node, if the values between them have no other reader.
+    """
     finder = Finder(graph, met)
     joined: dict[int, Node] = {}
     gone: set[int] = set()
@@ -333,8 +334,8 @@ def with_joined(graph: StepGraph, joined: Mapping[int, Node], gone: Collection[i
 
 
 def over_4_bits(graph: StepGraph, met: Mapping[int, Met]) -> StepGraph:
-    """Reads split attention over caches of 4 bits and its join as one, if the kernels around them are unknown: the
-    kernels that turn queries and results by a Hadamard matrix, and that rotate, quantize and write, stay.
+    """Turn split attention over caches of 4 bits and its join into one node, if the kernels around them are unknown.
+    The kernels that turn queries and results by a Hadamard matrix, and those that rotate, quantize and write, stay.
     """
     finder = Finder(graph, met)
     joined: dict[int, Node] = {}

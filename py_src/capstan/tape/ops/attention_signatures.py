@@ -103,7 +103,7 @@ QUERY_LINES = (
     "let re = input[i] * get_cos_cache_by_indices(vec2<u32>(position_id, bsnh[3])) - input[j] * get_sin_cache",
     "let im = input[i] * get_sin_cache_by_indices(vec2<u32>(position_id, bsnh[3])) + input[j] * get_cos_cache",
 )
-"""Lines of the kernel that rotates queries alone, over caches of an earlier layer."""
+"""Lines of the kernel that rotates only queries, over caches of an earlier layer."""
 
 
 def rotates_whole_queries(kernel: OrtKernel) -> bool:
@@ -122,7 +122,7 @@ SINK_LINES = (
 
 
 def why_not_packed(kernel: OrtKernel, unit: int) -> str:
-    """Elements are counted in vectors of `unit`."""
+    """The reason why heads are not packed q, k and v; empty without one. Elements are counted in vectors of `unit`."""
     head, half = (unit * kernel.number(name) for name in ("head_size", "half_rotary_dim"))
     heads, kv_heads = kernel.number("num_heads"), kernel.number("kv_num_heads")
     return unfit_heads(heads, kv_heads, head, 2 * half, kernel.element)
@@ -134,8 +134,9 @@ def why_not_apart(kernel: OrtKernel) -> str:
 
 
 def rotary(kind: str, element: str, pairs: tuple[str, ...]) -> Signature:
-    """The kernel that takes packed q, k and v apart, rotates q and k, and writes the caches; its arrays are of
-    `element`, and `pairs` are the lines that say which elements are rotated with each other."""
+    """The kernel that splits packed q, k and v, rotates q and k, and writes the caches. Its arrays are of `element`;
+    `pairs` are the lines that determine which elements are rotated with each other.
+    """
     return Signature(
         kind,
         "attention",
@@ -168,7 +169,7 @@ def rotary(kind: str, element: str, pairs: tuple[str, ...]) -> Signature:
 
 
 def quantized_split(kind: str, bits: int, *lines: str) -> Signature:
-    """Attention over caches of `bits` bits an element; `lines` are those that read them."""
+    """Attention over caches of `bits` bits an element; `lines` are the lines that read them."""
     return Signature(
         kind,
         "attention",

@@ -1,5 +1,6 @@
-"""Products whose results lie one after another in one vector: q, k and v by weights of several types, or parts of a
-product whose weights are larger than a binding."""
+"""Products whose results lie one after another in one vector: q, k and v with weights of several types, or parts of a
+product whose weights exceed a binding.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from .gemv_joins import Joins
 __all__ = ["RULES", "Beside", "Concat"]
 
 MOST = 7
-"""Inputs of a Concat kernel of onnxruntime-web on an adapter with WebGPU's least number of storage buffers."""
+"""The inputs of a Concat kernel of onnxruntime-web on an adapter with WebGPU's smallest number of storage buffers."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,9 @@ class Beside(Operation):
     """
 
     products: tuple[MatVec, ...]
-    """The products in the order in which they run, one with a total first."""
+    """The products in the order in which they run; a product with a total is first."""
     within: frozenset[int] = frozenset()
-    """The indices of the products whose x is the total of the first product, and not one of the reads."""
+    """The indices of the products whose x is the total of the first product instead of one of the reads."""
 
     @property
     def title(self) -> str:
@@ -84,7 +85,7 @@ class Beside(Operation):
 
 
 def joined(graph: StepGraph, _: Mapping[int, Met]) -> StepGraph:
-    """Let products of one row write directly where their results are needed side by side."""
+    """Let products of one row write their results directly side by side, if these are joined afterwards."""
     joins = Joins(graph)
     for node in graph.nodes:
         if not isinstance(node.what, Concat) or len(set(node.reads)) < len(node.reads):

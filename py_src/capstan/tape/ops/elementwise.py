@@ -1,4 +1,4 @@
-"""Sums, multiples, activations and casts of vectors, element by element: products join them; none of our kernels
+"""Sums, multiples, activations and casts of vectors, element by element. Products join them; none of our kernels
 computes them alone.
 """
 
@@ -45,7 +45,7 @@ class Loose(Operation):
         return self.size * ELEMENT_BYTES[self.element]
 
     def kernels(self, *_: object) -> list[Kernel]:
-        raise NotImplementedError(f"{self} joins a product or stays as it was recorded")
+        raise NotImplementedError(f"{self} joins a product or stays as recorded")
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Silu(Loose):
 
 @dataclass(frozen=True)
 class Gelu(Loose):
-    """GELU of reads[0], in the form with tanh or, if so, with erf."""
+    """GELU of reads[0], in the form with tanh or, with `erf`, with erf."""
 
     erf: bool = False
 
@@ -101,7 +101,7 @@ class Cast(Loose):
 
 
 SPREAD = ("input_a[0]", "input_b[0]")
-"""An operand of one element, which is declared like any other."""
+"""The declaration of an operand of one element."""
 
 
 def same_sizes(kernel: OrtKernel) -> bool:
@@ -112,7 +112,7 @@ def same_sizes(kernel: OrtKernel) -> bool:
 
 
 def total_of(met: Met, x: str, skip: str, total: str, size: int) -> tuple[Node, int]:
-    """The sum that a kernel computes first, as a node, and its value, which has no buffer unless the kernel keeps
+    """The sum that a kernel computes first, as a node, and the sum's value, which has no buffer unless the kernel keeps
     it.
     """
     value = met.written(total)

@@ -1,4 +1,4 @@
-"""Reads attention of one new token over an encoder's outputs out of a recorded step: a copy, attention, its join."""
+"""Recognises attention of one new token over an encoder's outputs in a recorded step: a copy, attention, its join."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["RULES"]
 
 
 def copies_all(kernel: OrtKernel) -> bool:
-    """Whether the copies have the positions of the keys and values, and no others."""
+    """Whether the copies have exactly the positions of the keys and values."""
     sizes = (kernel.number("total_sequence_length"), vector(kernel.uniforms["key_shape"])[2])
     alike = kernel.uniforms["key_shape"] == kernel.uniforms["present_key_shape"]
     return alike and set(sizes) == {kernel.number("kv_sequence_length")} and kernel.number("batch_size") == 1
@@ -26,7 +26,9 @@ def one_query_of_all(kernel: OrtKernel) -> bool:
 
 
 def over_encoder(graph: StepGraph, met: Mapping[int, Met]) -> StepGraph:
-    """Reads attention over an encoder's outputs as one: a copy of these, which goes, split attention and its join."""
+    """Turn attention over an encoder's outputs into one node: a copy of these, which is dropped, split attention and
+    its join.
+    """
     finder = Finder(graph, met)
     joined: dict[int, Node] = {}
     gone: set[int] = set()

@@ -1,5 +1,5 @@
-"""The tiling of few_rows_q4.wgsl and few_rows_dense.wgsl, products of a few rows by weights that are read once for up
-to eight rows, and of norm_rows.wgsl, the norms before them.
+"""The tiling of few_rows_q4.wgsl and few_rows_dense.wgsl, products of a few rows that read weights once for up to eight
+rows, and of norm_rows.wgsl, the norms before them.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ __all__ = [
 MOST_ROWS = 32
 """The most rows of x in one product."""
 FEWEST = 5
-"""Rows of x from which on subgroup matrices multiply by integer weights faster."""
+"""From this number of rows of x on, subgroup matrices multiply by integer weights faster."""
 TALL = 8
 """The most rows of x for which a weight is unpacked once."""
 SUMS = 32
 """The most sums that a thread holds."""
 REQUESTS = 16
-"""The most words of weights that a thread has requested at once."""
+"""The most words of weights that a thread requests at once."""
 NORM_THREADS = 256
 
 
@@ -44,7 +44,7 @@ class RowsTuning:
     m: int
     """Rows of x."""
     gated: bool
-    """Whether there are two such matrices."""
+    """Whether there are two such matrices, of a gated layer."""
     lanes: int
     """Threads of a subgroup; 0 if subgroups cannot be used."""
     tall: int
@@ -52,7 +52,7 @@ class RowsTuning:
     rows: int
     """Rows of the weights for each thread."""
     span: int
-    """Threads that share these rows."""
+    """The number of threads that share these rows."""
     workgroup: int
     """Threads of a workgroup."""
     batch: int
@@ -95,8 +95,8 @@ def tall_for(m: int, most: int = TALL) -> int:
 def tune_rows(k: int, n: int, m: int, gated: bool, limits: WorkgroupLimits) -> RowsTuning:
     """For `m` rows of x and weights of `n` rows of `k` in integers (two such matrices if `gated`).
 
-    With subgroups a thread has up to SUMS sums. Subgroups share a row of the weights until a large adapter has THREADS
-    threads, as long as each has two requests.
+    With subgroups a thread has up to SUMS sums. More subgroups share a row of the weights until a large adapter has
+    THREADS threads, while each thread has two requests.
     """
     tall = tall_for(m)
     if limits.lanes == 0:

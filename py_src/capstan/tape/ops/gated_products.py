@@ -1,6 +1,6 @@
 """Gated layers in a recorded prefill run, silu(W x) * (W_up x), by one of our products.
 
-onnxruntime-web runs SiLU and the multiplication as one kernel where it has fused the layer, else as two.
+onnxruntime-web runs SiLU and the multiplication as one kernel if it fused the layer, else as two.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GATED = (
 
 @dataclass
 class GatedProducts(RunReader):
-    """Lets one product compute both halves of a gated layer and their gate, if they have no other reader."""
+    """Lets one product compute both halves of a gated layer and their gate, if the halves have no other reader."""
 
     def read(self, index: int, reads: Mapping[int, int], writes: Mapping[int, int]) -> list[Node] | None:
         """SiLU or a product of two values; None for any other operation."""

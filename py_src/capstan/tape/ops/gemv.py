@@ -31,7 +31,7 @@ RUN = 32
 OCTET = 8
 """Elements of a row that a kernel reads at a time."""
 SIXTEEN = 16
-"""The only block size below a run: a run has two scales."""
+"""The only block size below a run: such a run has two scales."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,10 @@ class MatVec(Operation):
     W is [n, k] in integers of `bits` with a scale, a zero point if there are `zeros`, and a minimum that is added to
     each weight if there are `minima`, for each `block` of a row; or, without scales, [k, n] of numbers like those of x.
 
-    With `norm`, x is normalised first; with `behind`, the sum skip + behind(x) is, which is written too if it is a
+    With `norm`, x is normalised first; with `inner`, the sum skip + inner(x) is normalised, and also written if it is a
     `total`. Then follow, in this order: `bias` (of `up` as well), silu(W x) * (W_up x) with `up`, silu(W x) if
     `activated` (`gelu`: GELU in place of SiLU, in the form with tanh or, if `erf`, with erf; `power`: max(W x, 0) to a
-    power), `factor`, `residual` and `second`.
-    Buffers of weights by id.
+    power), `factor`, `residual` and `second`. Buffers of weights are ids.
     """
 
     weights: int
@@ -81,7 +80,7 @@ class MatVec(Operation):
     """Whether another residual is added."""
     activated: bool = False
     power: int | None = None
-    """A buffer with an i32."""
+    """A buffer with the exponent, an i32."""
     factor: Factor | None = None
     behind: RmsNorm | None = None
     total: bool = False
@@ -117,12 +116,12 @@ class MatVec(Operation):
 
     @property
     def prepared(self) -> bool:
-        """Whether the part before the product is more than an RMS norm of its own type."""
+        """Whether the part before the product is more than an RMS norm in the product's type."""
         return self.behind is not None or self.wide or isinstance(self.norm, CenteredNorm)
 
     @property
     def normed_apart(self) -> bool:
-        """Whether a kernel of its own normalises one row: that of dense weights computes RMS norms alone."""
+        """Whether a separate kernel normalises one row: the kernel of dense weights computes only RMS norms."""
         return self.scales is None and isinstance(self.norm, CenteredNorm)
 
     @property
@@ -140,15 +139,15 @@ class MatVec(Operation):
         return self.rows * (self.k * ELEMENT_BYTES[self.stream] if index else width * ELEMENT_BYTES[self.element])
 
     def kernels(self, reads: Sequence[int], writes: Sequence[int], limits: WorkgroupLimits) -> list[Kernel]:
-        """One kernel; two where a gated one binds more buffers than the adapter allows: the second half of the layer,
-        then the first, multiplied by it. For several rows with a norm, an earlier kernel normalises them, as it does
-        for a LayerNorm before dense weights.
+        """One kernel; two if a gated product binds more buffers than the adapter allows: the second half of the layer,
+        then the first half, multiplied by the second. Before several rows with a norm, and before dense weights with a
+        LayerNorm, a kernel normalises x.
         """
         values: dict[str, Binding] = {name: Value(read) for name, read in zip(self.inputs, reads, strict=True)}
         values |= {name: Value(write) for name, write in zip(("y", "total"), writes, strict=False)}
         if self.norm is None or (self.rows == 1 and not self.normed_apart):
             return self._products(values, limits)
-        # Its size differs from that of the buffer between the halves of a gated layer, which is alive at the same time.
+        # The buffer between the halves of a gated layer is alive at the same time and has another size.
         normed = Shared(-(-self.rows * self.k * ELEMENT_BYTES[self.element] // 16) * 16 + 16)
         plain = replace(self, norm=None, behind=None, total=False, wide=False)
         return [self._norm(values, normed, limits), *plain._products({**values, "x": normed}, limits)]
@@ -206,7 +205,7 @@ class MatVec(Operation):
         }
 
     def truth(self, witness: Witness, reads: Sequence[int], writes: Sequence[int]) -> None:
-        """Only the comparison of whole runs checks products of several rows."""
+        """Products of several rows have no truth: the comparison of whole runs checks them."""
         if self.rows > 1:
             return
         y, truth = witness.keep(writes[0], self.written_bytes(0)), witness.truths(self.of or self.n)
@@ -217,7 +216,7 @@ class MatVec(Operation):
     def tell(
         self, witness: Witness, reads: Sequence[int], writes: Sequence[int], y: list[Any], truth: list[Any]
     ) -> None:
-        """Have `witness` compute its part of `truth`, and of `y` if the step does not make that.
+        """Have `witness` compute this product's part of `truth`, and `y` if the step does not make it.
 
         The half of a gated layer that multiplies the other is computed first, so that no kernel binds more than 8
         buffers."""
@@ -270,8 +269,8 @@ def epsilons(what: MatVec) -> dict[str, float]:
 
 
 def plan_few_matrices(what: MatVec, limits: WorkgroupLimits) -> KernelPlan | None:
-    """The kernel on subgroup matrices that computes a product of several rows; None if there is none, or another is
-    faster.
+    """The kernel on subgroup matrices that computes a product of several rows; None if there is none or another kernel
+    is faster.
     """
     if what.element != "f16" or what.norm is not None:
         return None
@@ -363,17 +362,18 @@ def fits_matvec(what: MatVec) -> bool:
 
 
 def unfit_matvec(what: MatVec) -> str:
-    """Why neither web/src/worker/shaders/products/matvec_q4.wgsl nor, for dense ones, matvec_dense.wgsl covers these
-    weights; empty for weights that one covers."""
+    """The reason why web/src/worker/shaders/products/matvec_q4.wgsl (matvec_dense.wgsl for dense weights) does not
+    cover these weights; empty without one.
+    """
     if what.scales is None:
         width = column_width(what.element == "f16")
         fits = what.k % 4 == 0 and what.n % width == 0
-        return "" if fits else f"{what.k} rows of {what.n} weights are no multiples of 4 and {width}"
+        return "" if fits else f"{what.k} rows of {what.n} weights are not multiples of 4 and {width}"
     if what.bits not in (4, 8):
         return f"weights have {what.bits} bits, not 4 or 8"
     if what.block != SIXTEEN and what.block % RUN:
         return f"blocks of {what.block} elements are neither {SIXTEEN} nor a multiple of {RUN}"
     least, given = (RUN, f" in blocks of {SIXTEEN}") if what.block == SIXTEEN else (OCTET, "")
     if what.rows > 1:
-        least, given = RUN, ", of which there are several,"
-    return f"rows of {what.k} elements{given} are no multiple of {least}" if what.k % least else ""
+        least, given = RUN, ", several of them,"
+    return f"rows of {what.k} elements{given} are not a multiple of {least}" if what.k % least else ""

@@ -9,8 +9,8 @@ from ..kernel_plan import WorkgroupLimits
 __all__ = ["DenseTuning", "column_width", "tune_dense"]
 
 THREADS = 65536
-"""The least threads for a large adapter: 512 for each of 128 processors, since its memory needs that many pending
-16-byte loads.
+"""The smallest number of threads for a large adapter: 512 for each of 128 processors, since its memory needs that many
+pending 16-byte loads.
 """
 WIDEST = 32
 """The most vectors of 16 bytes side by side."""
@@ -23,7 +23,7 @@ def column_width(half: bool) -> int:
 
 @dataclass(frozen=True)
 class DenseTuning:
-    """A shape of the weights, the subgroup size, and the tiling, which changes the speed alone."""
+    """A shape of the weights, the subgroup size, and the tiling, which changes only the speed."""
 
     k: int
     n: int
@@ -70,10 +70,10 @@ class DenseTuning:
 def tune_dense(k: int, n: int, gated: bool, half: bool, limits: WorkgroupLimits) -> DenseTuning:
     """For weights [k, n] of float32, or float16 if `half`; two such matrices if `gated`.
 
-    Measured on an H200; see benches/NOTES.md. With subgroups, as many columns side by side as leave THREADS in all, so
-    that a row's bytes are read in the longest possible pieces (pieces of 32 bytes come at half the speed of 128).
-    Workgroups have 1024 threads, or 512 if there are many workgroups or each thread has pending loads of two matrices.
-    On a CPU adapter without subgroups, threads do not share columns.
+    Measured on an H200; see benches/NOTES.md. With subgroups, the largest number of columns side by side that leaves
+    THREADS threads in all, so that a row's bytes are read in the longest possible pieces (pieces of 32 bytes are read
+    at half the speed of 128). Workgroups have 1024 threads, or 512 if there are many workgroups or each thread has
+    pending loads of two matrices. On a CPU adapter without subgroups, threads do not share columns.
     """
     vectors = n // column_width(half)
     if limits.lanes == 0:

@@ -1,5 +1,4 @@
-"""How web/src/worker/shaders/products/matvec_q4.wgsl is cut into workgroups for a shape of the weights and an
-adapter."""
+"""The tiling of web/src/worker/shaders/products/matvec_q4.wgsl for a shape of the weights and an adapter."""
 
 from __future__ import annotations
 
@@ -11,11 +10,11 @@ from ..kernel_plan import WorkgroupLimits
 __all__ = ["MatvecTuning", "tune_matvec"]
 
 STEPS = 3
-"""The most runs of x of a thread, if workgroups can be that large: 16 registers each."""
+"""The most runs of x in a thread, if workgroups can be large enough: 16 registers each."""
 WORDS = 32
 """The most pending words of weights, of 16 bytes, of a thread: 4 registers each."""
 PROCESSORS = 132
-"""Processors of the GPU that made the tables."""
+"""The number of processors of the GPU on which the tables were measured."""
 SPARE = 512
 """Bytes of workgroup memory that x leaves for sums."""
 
@@ -28,7 +27,7 @@ class MatvecTuning:
     n: int
     """Rows of the weights."""
     gated: bool
-    """Whether there are two such matrices."""
+    """Whether there are two such matrices, of a gated layer."""
     lanes: int
     """Threads of a subgroup; 0 if subgroups cannot be used."""
     rows: int
@@ -89,9 +88,10 @@ def tune_matvec(k: int, n: int, gated: bool, half: bool, bits: int, limits: Work
     """For weights of `n` rows of `k` integers of `bits` (two such matrices if `gated`), and activations of float16 if
     `half`.
 
-    Measured on an H200; see benches/NOTES.md. Workgroups that take several tiles spare the reading and normalising of
-    x, and request the next weights before they use the present ones. Their number keeps up to 132 processors busy;
-    fewer run them in turns. On a CPU adapter few small workgroups are best (SwiftShader: 6 ms instead of 20).
+    Measured on an H200; see benches/NOTES.md. A workgroup that takes several tiles reads and normalises x only once,
+    and requests the next weights before it uses the present ones. The number of workgroups keeps up to 132 processors
+    busy; fewer processors run them in turns. On a CPU adapter few small workgroups are best (SwiftShader: 6 ms instead
+    of 20).
     """
     lanes, runs = limits.lanes, -(-k // 32)
 
@@ -109,7 +109,7 @@ def tune_matvec(k: int, n: int, gated: bool, half: bool, bits: int, limits: Work
     large = limits.threads >= 512
     if large and slots(lanes) <= room:
         if n >= 32768:
-            # The fewest idle threads in the last turn: 36 runs are 5 turns of 8, 80 are 5 of 16.
+            # This cut leaves the fewest threads idle in the last turn: 36 runs are 5 turns of 8, 80 are 5 of 16.
             span = min((max(4, lanes // part) for part in (1, 2, 4)), key=slots)
             rows = max(8 // -(-runs // span) // 2 * 2, 1)
             return cut(min(rows, span), span, 512, PROCESSORS, staged=True)
@@ -141,7 +141,9 @@ def tune_matvec(k: int, n: int, gated: bool, half: bool, bits: int, limits: Work
 
 
 def cut_long(cut: Callable[..., MatvecTuning], k: int, n: int, gated: bool, words: int, span: int) -> MatvecTuning:
-    """The cut of rows of more than 3072 elements: x is staged, a row has a subgroup. A run has `words` of 16 bytes."""
+    """The cut for rows of more than 3072 elements: x is staged, and each row has a subgroup. A run has `words` of 16
+    bytes.
+    """
     if gated:
         return cut(1, span, 512, PROCESSORS, staged=True)
     if n > k:

@@ -1,4 +1,4 @@
-"""Joins the neighbours of products of one row in a recorded step, if the values between have no other reader."""
+"""Joins the neighbours of products of one row in a recorded step, if the values between them have no other reader."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Joins:
     graph: StepGraph
     readers: Mapping[int, list[Node]] = field(init=False)
     makers: dict[int, Node] = field(init=False)
-    """The present node that makes each value."""
+    """The node that makes each value at present."""
     lasting: frozenset[int] = field(init=False)
     gone: set[int] = field(default_factory=set)
     """Values that are no longer made."""
@@ -32,7 +32,7 @@ class Joins:
         self.lasting = frozenset(self.graph.last.values())
 
     def made_for(self, value: int, reader: Node) -> Node | None:
-        """The node that makes a value, if `reader` is the only one that uses it."""
+        """The node that makes a value, if the value's only reader is `reader`."""
         return self.makers.get(value) if value not in self.lasting and self.readers[value] == [reader] else None
 
     def join(self, by: Node, node: Node, *others: Node) -> None:
@@ -53,7 +53,7 @@ def product(node: Node | None) -> MatVec | None:
 
 
 def with_inputs(node: Node, what: MatVec, named: Mapping[str, int]) -> Node:
-    """The product's node with the operation `what`, which reads `named` by its names."""
+    """The product's node with the operation `what`, which reads the values `named`."""
     return replace(node, what=what, reads=tuple(named[name] for name in what.inputs))
 
 
@@ -77,7 +77,7 @@ def with_sum(node: Node, what: MatVec, other: int) -> Node | None:
 
 
 def before_more(node: Node | None) -> Node | None:
-    """A product after which an activation or a factor can follow: its added value becomes its bias."""
+    """A product that can take an activation or a factor: its added value becomes its bias."""
     what = product(node)
     if node is None or what is None or what.up is not None or what.activated or what.factor or what.second:
         return None
@@ -194,8 +194,8 @@ def activations_joined(graph: StepGraph) -> StepGraph:
 
 
 def norms_joined(graph: StepGraph, _: Mapping[int, Met]) -> StepGraph:
-    """Let products normalise their input themselves; if that is the sum of a residual and a normalised vector, the
-    first of them computes and writes the sum too. Casts between these are included.
+    """Let products normalise their input themselves. If the input is the sum of a residual and a normalised vector, the
+    first product computes and writes the sum, too. Casts between these are included.
     """
     joins = Joins(graph)
     changed: dict[int, Node] = {}
@@ -249,12 +249,12 @@ def only_cast(joins: Joins, value: int, element: str) -> Node | None:
 
 
 def takes_norm(reader: Node, value: int, norm: Norm, element: str, alone: bool) -> bool:
-    """Whether a product can normalise that input; `alone` says that it is the only reader."""
+    """Whether a product can normalise that input; with `alone` it is the only reader."""
     what = product(reader)
     if what is None or what.norm is not None or reader.reads[0] != value or value in reader.reads[1:]:
         return False
-    # Kernels of dense weights normalise while they multiply, which works only for RMS norms of their own type; before
-    # one product a kernel computes a LayerNorm.
+    # Kernels of dense weights normalise while they multiply, which works only for RMS norms in their own type; a
+    # LayerNorm takes a kernel before a single product.
     plain = norm.element == what.element and (alone or not isinstance(norm.by, CenteredNorm))
     return what.element == element and what.k == norm.size and (plain or what.scales is not None)
 

@@ -1,4 +1,4 @@
-"""Reads products of one row out of a recorded step."""
+"""Recognises products of one row in a recorded step."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def dense_shape(uniforms: Mapping[str, Number], rows: int) -> tuple[int, int] | 
 
 
 def packed_product(met: Met, bits: int, x: int | None = None) -> list[Node] | None:
-    """The product of its input, or of the value `x` from which the input was rounded."""
+    """The product of the kernel's input, or of the value `x` from which the input was rounded."""
     kernel = met.kernel
     if misplaced_zeros(kernel, bits):
         return None
@@ -56,12 +56,12 @@ def packed_weights(kernel: OrtKernel, bits: int) -> MatVec:
 
 
 def misplaced_zeros(kernel: OrtKernel, bits: int) -> str:
-    """The reason if its zero points are laid out differently from matvec_q4.wgsl; else empty."""
+    """The reason why matvec_q4.wgsl cannot read the kernel's zero points; empty if it can read them."""
     if "zero_points" not in kernel.at:
         return ""
     found = kernel.number("zero_blocks_per_col")
     expected = zero_points_of_row(kernel.number("K"), kernel.number("block_size"), bits)
-    return "" if found == expected else f"a row has {found} zero points, not {expected}"
+    return "" if found == expected else f"a row has {found} zero points instead of {expected}"
 
 
 def why_not_packed(kernel: OrtKernel, bits: int) -> str:
@@ -114,7 +114,7 @@ def dense_product(met: Met) -> list[Node] | None:
 
 
 def gated_weights(kernel: OrtKernel) -> MatVec:
-    """The half that is activated."""
+    """The weights of the half that is activated."""
     n, k, block = (kernel.number(name) for name in ("N", "K", "block_size"))
     return MatVec(kernel.at["gate_b"], kernel.at["gate_scales_b"], n, k, block, kernel.element)
 
@@ -260,7 +260,7 @@ RULES = Rules(
             for skip, scale, total in (
                 (("skip",), ("norm_scale",), ("input_skip_bias_sum",)),
                 ((), ("norm_scale",), ()),
-                # With a sum and a norm it binds more storage buffers than some adapters allow.
+                # With a sum and a norm the kernel binds more storage buffers than some adapters allow.
                 ((), (), ()),
             )
         ),

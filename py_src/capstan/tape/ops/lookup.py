@@ -1,9 +1,9 @@
 """Rows of tables by their ids: the embeddings of tokens.
 
-A recorded lookup in one table stays as it is in a step of one sequence, unless a factor or a cast follows it, which it
-then computes as it goes (Gemma's embeddings are scaled, and float32 from there on). A table that is larger than a
-binding has several parts (graph/split_weights.py); the operations that look an id up in all parts and choose become one
-our lookup. The graph has the parts of each table, in order.
+In a step of one sequence a recorded lookup in one table stays as recorded, unless a factor or a cast follows it; then
+our lookup computes that, too (Gemma's embeddings are scaled, and float32 from there on). A table that is larger than a
+binding has several parts (graph/split_weights.py); one lookup of ours replaces the operations that look an id up in all
+parts and choose. The graph has the parts of each table, in order.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Lookup(Operation):
     """The buffers of the scales, one for `block` elements, if the table has 4 bits with zero point 8."""
     block: int = 0
     size: int = 0
-    """Rows of a part, if there are several."""
+    """Rows of a part, if there are several parts."""
     factor: Factor | None = None
     """The factor or divisor of the rows."""
     wide: bool = False
@@ -153,7 +153,7 @@ def lookups_followed(
 
 
 def looked_up(node: Node, recording: Recording, ops: Sequence[Command], graph: StepGraph) -> Node | None:
-    """The node as our lookup by ids of int64, in tables that the step does not change; None if it is another."""
+    """The node as our lookup by int64 ids, in tables that the step does not change; None if it is not such a lookup."""
     if isinstance(node.what, Lookup):
         return node
     op = ops[node.what.index] if isinstance(node.what, Recorded) else None
@@ -170,7 +170,7 @@ def looked_up(node: Node, recording: Recording, ops: Sequence[Command], graph: S
 
 
 def followed(what: Lookup, by: Scale | Cast) -> Lookup | None:
-    """The lookup with the following operation joined; None if it cannot join it."""
+    """The lookup with the following operation joined; None if that is impossible."""
     if what.wide or by.size != what.k:
         return None
     if isinstance(by, Cast):

@@ -1,8 +1,8 @@
-"""Products of many rows by weights in int4 or int8, from activations in int8: matmul_q4.wgsl and quantize_rows.wgsl.
-If the device has subgroup matrices, matmul_matrices.py makes them from float16; gemv.py makes those of few rows.
+"""Products of many rows by weights in int4 or int8, from activations in int8: matmul_q4.wgsl and quantize_rows.wgsl. If
+the device has subgroup matrices, matmul_matrices.py computes them from float16; gemv.py computes products of few rows.
 
-onnxruntime-web multiplies by int4 weights in several ways, by adapter and shape. A product's dispatch is recognised by
-the weights that it binds, the dispatch that converts its activations by its only input.
+onnxruntime-web multiplies by int4 weights in several ways, depending on adapter and shape. A product's dispatch is
+recognised by the weights that it binds; the dispatch that converts its activations, by its only input.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ RUN = 32
 QUANTIZED = 128
 """Elements of a row that share a scale where onnxruntime-web computes in int8."""
 MATRICES_FULL = 192
-"""Workgroups from which on onnxruntime-web's products by subgroup matrices, of 128 rows by 128 columns each, fill a
-large GPU: 256 of them took 161 us on an H200 (ours 223), 96 took 128 us (ours 89).
+"""From this number of workgroups on, onnxruntime-web's products by subgroup matrices, of 128 rows by 128 columns each,
+fill a large GPU: 256 of them took 161 us on an H200 (ours 223), 96 took 128 us (ours 89).
 """
 
 
@@ -59,8 +59,9 @@ class NBitsWeights:
     zeros: int | None = None
     """The recorded id of their zero points' buffer, if they have any."""
     minima: int | None = None
-    """The recorded id of their minima's buffer, [k / block, n], if the graph adds the product of the blocks' sums with
-    these."""
+    """The recorded id of the buffer of their minima, [k / block, n], if the graph adds the product of the blocks' sums
+    with the minima.
+    """
 
 
 PRODUCTS = (
@@ -68,8 +69,8 @@ PRODUCTS = (
     ("input_a", "input_b", "scales_b"),
     ("input_a", "input_b", "scales"),
 )
-"""The bindings of a product's kernels, without uniforms, before zero points and the output: from int8, by subgroup
-matrices or plainly, and in tiles.
+"""The bindings of a product's kernels before zero points and the output, without uniforms: from int8, by subgroup
+matrices or without them, and in tiles.
 """
 
 
@@ -114,7 +115,7 @@ class MatMul(Operation):
 
     @property
     def shifted(self) -> bool:
-        """Whether a number is added to each weight of a block, besides its integer times the scale."""
+        """Whether a number is added to each weight of a block, in addition to integer times scale."""
         return self.zeros is not None or self.minima is not None
 
     def written_bytes(self, index: int) -> int:
@@ -134,7 +135,7 @@ class MatMulTuning:
     threads: tuple[int, int]
     """Threads over rows and columns of a tile."""
     slices: int
-    """Sets of these threads, each for a part of k."""
+    """The number of sets of these threads, each for a part of k."""
     runs: int
     """Runs of 32 elements of k in a step."""
 
@@ -248,11 +249,11 @@ class Products(RunReader):
 
     weights: Mapping[int, NBitsWeights]
     origin: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """The source of a converted value, and the operation that converted it."""
+    """For each converted value its source, and the operation that converted it."""
 
     def read(self, index: int, reads: Mapping[int, int], writes: Mapping[int, int]) -> list[Node] | None:
-        """The nodes that replace a recorded operation, given the values that it reads and writes by buffer; None if our
-        kernels do not cover it.
+        """The nodes that replace a recorded operation, given the values that it reads and writes, by buffer; None if
+        our kernels do not cover it.
         """
         op, rows = self.ops[index], self.rows
         met = bound(self.recording, op, self.uploaded)
@@ -276,7 +277,7 @@ class Products(RunReader):
             return None
         x, position = self.origin.get(reads[at["input_a"]], (reads[at["input_a"]], index))
         if quantized and position == index:
-            return None  # Activations that already are in int8, by an unknown rule, cannot be converted.
+            return None  # Activations that are already in int8, by an unknown rule, cannot be converted.
         origins = frozenset({index})
         n, k, block, bits = found.n, found.k, found.block, found.bits
         few = MatVec(at["input_b"], scales, n, k, block, element, bits=bits, zeros=found.zeros, rows=rows)
@@ -303,7 +304,7 @@ class Products(RunReader):
         ]
 
     def joined(self, graph: StepGraph) -> StepGraph:
-        """Each input in int8, converted once."""
+        """The graph in which each input is converted to int8 only once."""
         return _share(graph)
 
 

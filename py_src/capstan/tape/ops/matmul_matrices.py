@@ -25,8 +25,8 @@ class MatrixMatMul(Operation):
     """`rows` rows of x, each multiplied by W: [n, k] in integers of `bits` with one scale, one zero point if there are
     `zeros`, and one minimum if there are `minima`, for each `block` of a row; or, without scales, [k, n] in float16.
 
-    reads[0] is x. With `up`, the result is silu(W x) * (W_up x). `bias` is added, then comes the `activation`, then
-    reads[1] is added, if there is one. Buffers of weights by id.
+    reads[0] is x. With `up`, the result is silu(W x) * (W_up x). Then `bias` is added, the `activation` is applied, and
+    reads[1] is added, if there is one. Buffers of weights are ids.
     """
 
     weights: int
@@ -57,7 +57,7 @@ class MatrixMatMul(Operation):
 
 
 ACTIVATIONS = {"gelu": {"GELU": True}, "gelu by erf": {"ERF": True}, "silu": {}}
-"""The activations of activation.wgsl, each with those of its constants that are true."""
+"""The activations of activation.wgsl, each with its constants that are true."""
 TILINGS = (
     ((4, 2), (2, 4), 32),
     ((2, 4), (4, 2), 32),
@@ -69,16 +69,17 @@ TILINGS = (
 STEP = 32
 """Elements of k in a step of each."""
 FILLED = 96
-"""Workgroups that give most processors of a large adapter one: 96 tiles of 128 rows by 128 columns took 83 us on an
-H200, 192 of half the rows 94; 64 and 128 of these tiles took 82 and 48.
+"""With this number of workgroups most processors of a large adapter have one: 96 tiles of 128 rows by 128 columns took
+83 us on an H200, 192 of half the rows 94; 64 and 128 of these tiles took 82 and 48.
 """
 
 
 def tune_matrices(rows: int, n: int, k: int, gated: bool, dense: bool, limits: WorkgroupLimits) -> MatrixTiling | None:
-    """The tiling for `rows` rows and weights of `n` by `k`; None where none fits the adapter, or its subgroups come in
+    """The tiling for `rows` rows and weights of `n` by `k`; None if none fits the adapter, or its subgroups have
     several sizes.
 
-    The first of TILINGS that has FILLED workgroups, else that with the most: measured on an H200, see benches/NOTES.md.
+    The first of TILINGS that has FILLED workgroups, else the one with the most; measured on an H200, see
+    benches/NOTES.md.
     """
     fitting = [
         tiling
@@ -107,7 +108,7 @@ def plan_matrices(what: MatrixMatMul, limits: WorkgroupLimits) -> KernelPlan:
     """The kernel that computes a product, and its workgroups. Call fits_matrices first."""
     gated, dense = what.up is not None, what.scales is None
     tiling = tune_matrices(what.rows, what.n, what.k, gated, dense, limits)
-    assert tiling is not None, "asked of fits_matrices"
+    assert tiling is not None, "the caller checked fits_matrices"
     constants: dict[str, int | float | bool] = {"K": what.k, "N": what.n, "M": what.rows}
     if not dense:
         constants |= {"BYTES": what.bits == 8, "BLOCK": what.block}
@@ -119,10 +120,10 @@ def plan_matrices(what: MatrixMatMul, limits: WorkgroupLimits) -> KernelPlan:
 
 @dataclass
 class DenseProducts(RunReader):
-    """Reads a recorded run of `rows` positions: its products by dense weights, of float16 if the rows are many."""
+    """Reads a recorded run of `rows` positions: its products by dense weights, in float16 for many rows."""
 
     def read(self, index: int, reads: Mapping[int, int], writes: Mapping[int, int]) -> list[Node] | None:
-        """The nodes that replace a recorded operation, given the values that it reads and writes by buffer; None if it
+        """The nodes that replace a recorded operation, given the values that it reads and writes, by buffer; None if it
         is not such a product.
         """
         op = self.ops[index]
@@ -137,7 +138,7 @@ class DenseProducts(RunReader):
         try:
             shape = dense_shape(uniforms, self.rows)
         except KeyError:
-            return None  # The uniforms have other fields than this kernel's: another version of it.
+            return None  # The uniforms' fields differ from this kernel's: it is another version.
         if shape is None:
             return None
         k, n = shape

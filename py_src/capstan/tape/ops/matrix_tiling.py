@@ -89,20 +89,20 @@ FEW: dict[str, tuple[Shape, ...]] = {
     "wide": (((1, 2), (1, 1), 64, 4),),
     "gated": (((1, 4), (1, 1), 64, 4), ((1, 2), (1, 2), 64, 2)),
 }
-"""The tilings for dense weights and as many rows as a matrix has, the best first."""
+"""The tilings for dense weights if x has as many rows as a matrix, the best first."""
 FEW_TWICE: dict[str, tuple[Shape, ...]] = {
     "narrow": (((2, 2), (1, 1), 128, 8), ((2, 1), (1, 1), 128, 4)),
     "wide": (((2, 4), (1, 2), 64, 4), ((2, 2), (1, 2), 32, 2)),
     "gated": (((2, 4), (1, 2), 64, 4), ((2, 2), (1, 1), 64, 4)),
 }
-"""The tilings for twice as many rows: see "Several rows" in benches/NOTES.md."""
+"""The tilings for twice that number of rows: see "Several rows" in benches/NOTES.md."""
 WIDE = 32768
-"""Rows of the weights from which on there are enough tiles of any size."""
+"""From this number of rows of the weights on, there are enough tiles of any size."""
 
 
 def tune_few_dense(rows: int, n: int, k: int, gated: bool, limits: WorkgroupLimits) -> MatrixTiling | None:
-    """The tiling of matmul_matrices.wgsl for a few rows of x and dense weights, whose k several subgroups share; None
-    if none fits the adapter.
+    """The tiling of matmul_matrices.wgsl for a few rows of x and dense weights; several subgroups share k. None if no
+    tiling fits the adapter.
     """
     kind = "gated" if gated else "wide" if n >= WIDE else "narrow"
     for size in limits.matrices if limits.lanes else ():
@@ -115,11 +115,13 @@ def tune_few_dense(rows: int, n: int, k: int, gated: bool, limits: WorkgroupLimi
 
 
 RUN, TEAM, OCTET_BYTES = 32, 4, 16
-"""Elements that a thread requests of a row of weights, and threads with neighbouring ones: few_rows_matrices.wgsl."""
+"""The number of elements of a row of weights that a thread requests, and the number of threads with neighbouring
+elements: few_rows_matrices.wgsl.
+"""
 SIDES = (8, 6, 4, 2, 1)
 """Subgroups that may share the k of a tile."""
 SUBGROUPS = {8: (768, 4), 16: (768, 8), 32: (384, 4)}
-"""By rows of x: the best number of subgroups in all on an NVIDIA H200, and in a workgroup."""
+"""By rows of x: the best numbers of subgroups on an NVIDIA H200, in all and in a workgroup."""
 
 
 @dataclass(frozen=True)
@@ -130,11 +132,13 @@ class FewRowsTiling:
     """The size of one matrix operation; its rows are those of the weights."""
     lanes: int
     matrices: tuple[int, int]
-    """Operations of a subgroup over rows of the weights, of both if the product is gated, and over rows of x."""
+    """Operations of a subgroup over rows of the weights (of both matrices, if the product is gated), and over rows of
+    x.
+    """
     sides: int
-    """Subgroups that have parts of k."""
+    """The number of subgroups that share k."""
     neighbours: int
-    """Subgroups side by side over rows of the weights, for each part."""
+    """The number of subgroups side by side over rows of the weights, for each part of k."""
 
     @property
     def tile(self) -> int:
@@ -143,7 +147,7 @@ class FewRowsTiling:
 
     @property
     def octets(self) -> int:
-        """Workgroup memory, in 16 bytes."""
+        """Workgroup memory, in units of 16 bytes."""
         rows, subgroups = self.matrices[1] * self.size.n, self.sides * self.neighbours
         staged = subgroups * self.tile * (2 * TEAM + 1) + self.sides * rows * (4 * TEAM + 1)
         return max(staged, subgroups * self.tile * rows // 4)
@@ -183,12 +187,12 @@ class FewRowsTiling:
 
 
 def tune_few_rows(rows: int, n: int, k: int, gated: bool, limits: WorkgroupLimits) -> FewRowsTiling | None:
-    """The tiling of few_rows_matrices.wgsl for a few rows of x and integer weights of `n` by `k`; None where none fits
-    the adapter.
+    """The tiling of few_rows_matrices.wgsl for a few rows of x and integer weights of `n` by `k`; None if no tiling
+    fits the adapter.
 
-    Measured on an H100 and an H200 ("Several rows" in benches/NOTES.md): subgroups share a tile's k until the GPU has
-    enough work, as long as each has a run to request; then the smallest operation over rows of x that needs no more
-    subgroups.
+    Measured on an H100 and an H200 ("Several rows" in benches/NOTES.md): more subgroups share a tile's k until the GPU
+    has enough work, while each has a run to request; then comes the smallest operation over rows of x that needs no
+    more subgroups.
     """
     if not limits.lanes or rows > max(SUBGROUPS):
         return None

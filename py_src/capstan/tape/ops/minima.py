@@ -1,8 +1,8 @@
-"""Joins the two recorded products by affine weights, one by their integers and one by their minima, into one of ours.
+"""Joins two recorded products by affine weights, one by their integers and one by their minima, into one of ours.
 
-A GGUF file's graph (graph/gguf/gguf_tensors.py) adds the product of the blocks' sums of x with the minima to that of x
-with the integers. `products` has the minima of each product's integers, as the graph pairs them; dispatches are
-recognised by the buffers that they bind.
+A GGUF file's graph (graph/gguf/gguf_tensors.py) adds the product of the blocks' sums of x with the minima to the
+product of x with the integers. `products` has the minima of each product's integers; dispatches are recognised by the
+buffers that they bind.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ __all__ = ["MinimaSums", "minima_joined"]
 def minima_joined(
     graph: StepGraph, recording: Recording, ops: Sequence[Command], products: Mapping[int, NBitsWeights]
 ) -> StepGraph:
-    """Let products add their minima. Sums of blocks without another reader are left out."""
+    """Let products add their minima. Sums of blocks without another reader are dropped."""
     joins = Joins(graph)
     sums_of: dict[int, Node] = {}
-    """The nodes that made the sums of blocks, by the value of the product that reads them."""
+    """The nodes that make the sums of blocks, by the value of the product that reads them."""
     for node in graph.nodes if any(each.minima is not None for each in products.values()) else ():
         if not isinstance(node.what, Add):
             continue
@@ -65,7 +65,7 @@ def plain(what: Product) -> Product:
 
 
 def multiplied(joins: Joins, product: Node) -> int:
-    """The value that a product multiplies, in float."""
+    """The value that a product multiplies, in floats."""
     made = joins.makers.get(product.reads[0])
     return (made if made is not None and isinstance(made.what, Quantize) else product).reads[0]
 
@@ -94,7 +94,7 @@ def places(recording: Recording, ops: Sequence[Command], node: Node) -> Mapping[
 
 @dataclass
 class MinimaSums(RunReader):
-    """Reads the sums of a recorded run of a model with minima, for products to join them."""
+    """Recognises the sums in a recorded run of a model with minima, so that products can join them."""
 
     weights: Mapping[int, NBitsWeights]
 

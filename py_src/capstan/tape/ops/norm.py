@@ -1,4 +1,4 @@
-"""Norms, alone or of a sum; the products that read a norm compute it, and none of our kernels computes it alone."""
+"""Norms, alone or of a sum. The products that read a norm compute it; none of our kernels computes it alone."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NORM_LACKS = ("x_element_t(mean)", "beta", "bias[")
 
 
 def norm_by(met: Met, gamma: str, beta: str) -> RmsNorm:
-    """The norm of a kernel whose weights are bound by these names; a LayerNorm if it binds the second."""
+    """The norm of a kernel that binds its weights under these names; a LayerNorm if it binds the second."""
     at, epsilon = met.kernel.at, met.kernel.real("epsilon")
     return CenteredNorm(at[gamma], epsilon, at[beta]) if beta in at else RmsNorm(at[gamma], epsilon)
 

@@ -1,4 +1,4 @@
-"""LayerNorms of many rows, by a kernel of their own: norm_rows.wgsl."""
+"""LayerNorms of many rows in a separate kernel: norm_rows.wgsl."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The buffers of a product's weights, and of both halves of a gated layer, by the names of packing.wgsl.
 
 Operations with weights have a field for each name in PACKED (None for a missing buffer) and `up`: the buffers of the
-half that multiplies the other, in the same order, without missing ones at the end.
+half that multiplies the other, in the same order, without trailing missing ones.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Learned positions: the row of a table at the position of the sequence, added to the embedding of its token.
 
-A recorded step looks the row up by the position that the host or the sampler wrote; ours takes it from the sampler's
-state, so that each of several sequences has its own.
+A recorded step looks the row up by the position that the host or the sampler wrote. Ours takes the position from the
+sampler's state, so that each of several sequences has its own.
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ class PositionRow(Operation):
 def positions_joined(
     graph: StepGraph, recording: Recording, ops: Sequence[Command], positions: int | None, kept: Collection[int]
 ) -> StepGraph:
-    """Let one operation look up the row of a position and add it, unless the recorded ones are in `kept`; `positions`
-    is the recorded buffer of the step's position."""
+    """Let one operation look up the row of a position and add it, unless the recorded operations are in `kept`;
+    `positions` is the recorded buffer of the step's position.
+    """
     readers, makers, lasting = graph.readers(), graph.makers(), set(graph.last.values())
     changed: dict[int, Node] = {}
     gone: set[int] = set()

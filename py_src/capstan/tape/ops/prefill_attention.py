@@ -27,10 +27,10 @@ __all__ = [
 
 @dataclass(frozen=True)
 class PrefillAttention(Operation):
-    """Causal attention of the last `rows` positions, each over itself and those before it, in float16. Reads the
-    rotated queries [rows, heads, head], keys and values [kv_heads, capacity, head], and the number of filled positions
-    minus one. With `whole`, attention of all `rows` positions over all: keys and values are [rows, kv_heads, head], and
-    there is no number.
+    """Causal attention of the last `rows` positions, each over itself and earlier ones, in float16. Reads the rotated
+    queries [rows, heads, head], keys and values [kv_heads, capacity, head], and the number of filled positions minus
+    one. With `whole`, attention of all `rows` positions over all of them: keys and values are [rows, kv_heads, head],
+    and there is no number.
     """
 
     rows: int
@@ -44,7 +44,7 @@ class PrefillAttention(Operation):
     sinks: int | None = None
     """A recorded buffer with one more score for each head's softmax."""
     window: int = 0
-    """Positions of the window, the new one included; 0 means all."""
+    """Positions of the window, including the new one; 0 means all."""
     softcap: float = 0.0
     """The cap of scores; 0 for none."""
     cache_bits: int = 0
@@ -52,7 +52,7 @@ class PrefillAttention(Operation):
     whole: bool = False
 
     def with_left_out(self, window: int, softcap: float) -> PrefillAttention:
-        """The same attention with the window and soft cap that the recorded kernels leave out."""
+        """The same attention with the window and soft cap that the recorded kernels ignore."""
         return replace(self, window=window, softcap=softcap)
 
     def written_bytes(self, index: int) -> int:
@@ -107,8 +107,9 @@ class AttentionTiling:
         return 16 * max(staged + through, self.tile * stride) + 4 * (self.tile + self.subgroups)
 
     def held(self, head: int) -> int:
-        """Words that a thread holds at once: its parts of the queries and results, keys and values on their way, and
-        the scores that it owns."""
+        """The number of words that a thread holds at once: its parts of the queries and results, keys and values in
+        transit, and its scores.
+        """
         width = self.width(head)
         matrices = self.matrices * width * (self.size.m // 2 + self.size.m) // self.lanes
         requested = 8 * -(-self.block * width // 8 // self.workgroup)
@@ -123,7 +124,7 @@ class AttentionTiling:
         return whole and owned and shared and self.memory(head) <= limits.memory and self.workgroup <= limits.threads
 
     def workgroups(self, rows: int, group: int, kv_heads: int) -> tuple[int, int, int]:
-        """Over tiles of the rows of a key/value head, and over these heads."""
+        """The workgroups over tiles of the rows of a key/value head, and over these heads."""
         return -(-rows * group // self.tile), kv_heads, 1
 
     def constants(self, head: int) -> dict[str, int | float | bool]:
@@ -163,21 +164,24 @@ TILINGS = (
 )
 """Matrix operations of a subgroup over rows, subgroups, positions: the best first, if there are enough workgroups.
 
-Measured on an NVIDIA H200, microseconds of 512 and 2048 positions: the first 19 and 143 for 9 heads on 3 of 64
-(onnxruntime-web's kernel: 222 and 1036), 84 and 234 for 32 on 8 (240 and 1682)."""
+Measured on an NVIDIA H200 with 512 and 2048 positions: the first tiling takes 19 and 143 us for 9 heads on 3 of 64
+(onnxruntime-web's kernel 222 and 1036), and 84 and 234 us for 32 on 8 (240 and 1682).
+"""
 WHOLE_TILINGS = ((1, 8, 16), (1, 8, 32), *TILINGS)
-"""The same where all positions see all. Milliseconds of 27 layers of 4096 rows and 16 heads of 72 on an H200: the
-first two 23 and 26, the others 28 to 72; with two operations over rows 27 to 121."""
+"""The same if all positions attend to all. 27 layers of 4096 rows and 16 heads of 72 on an H200: the first two take 23
+and 26 ms, the others 28 to 72; with two operations over rows 27 to 121.
+"""
 LIGHT = 192
 """Words that a thread may hold without spilling: GPUs have 128 to 256 registers a thread."""
 FILLED = 64
-"""The number of workgroups that is enough: 72 tiles of 64 rows took 18.8 us on an H200, 144 of half the rows 18.4."""
+"""A sufficient number of workgroups: 72 tiles of 64 rows took 18.8 us on an H200, 144 of half the rows 18.4."""
 
 
 def tune_prefill_attention(what: PrefillAttention, limits: WorkgroupLimits) -> AttentionTiling | None:
-    """The first of TILINGS that has FILLED workgroups, else that with the most, of those that hold no more than LIGHT
-    or, with large heads, the least; None where none fits the adapter, or its subgroups come in several sizes. Measured
-    on an H200, see benches/NOTES.md."""
+    """The first tiling that has FILLED workgroups, else the one with the most, among those of TILINGS whose threads
+    hold at most LIGHT words (with large heads, the fewest); None if none fits the adapter, or its subgroups have
+    several sizes. Measured on an H200, see benches/NOTES.md.
+    """
     limits = replace(limits, memory=limits.memory - levels_bytes(what.cache_bits))
     fitting = [
         tiling
@@ -206,7 +210,7 @@ def fits_prefill_attention(what: PrefillAttention, limits: WorkgroupLimits) -> b
 def plan_prefill_attention(what: PrefillAttention, limits: WorkgroupLimits) -> KernelPlan:
     """The kernel that computes it, and its workgroups. Call fits_prefill_attention first."""
     tiling = tune_prefill_attention(what, limits)
-    assert tiling is not None, "asked of fits_prefill_attention"
+    assert tiling is not None, "the caller checked fits_prefill_attention"
     group = what.heads // what.kv_heads
     constants: dict[str, int | float | bool] = {
         "M": what.rows,
@@ -256,13 +260,13 @@ SINKS = (
     "var previous_max : qk_precision = qk_precision(sink_value);",
     "var previous_denom : qk_precision = 1;",
 )
-"""The start of a row's softmax, without a sink and with one."""
+"""The start of a row's softmax, without and with a sink."""
 LACKS = ("softcap", "attention_bias[")
 SIZE = r"const {} : u32 = (\d+);"
 
 
 def number_in(code: str, name: str) -> int:
-    """A constant of the WGSL, 0 if it has none of that name."""
+    """A constant of the WGSL; 0 if there is none of that name."""
     found = re.search(SIZE.format(name), code)
     return int(found[1]) if found else 0
 
@@ -272,7 +276,7 @@ class PrefillAttentions(RunReader):
     """Reads the attention of a recorded run of `rows` positions, if it is causal, in float16, over whole caches."""
 
     def read(self, index: int, reads: Mapping[int, int], writes: Mapping[int, int]) -> list[Node] | None:
-        """The nodes that replace a recorded operation, given the values that it reads and writes by buffer; None if it
+        """The nodes that replace a recorded operation, given the values that it reads and writes, by buffer; None if it
         is not such attention.
         """
         op = self.ops[index]
@@ -294,7 +298,7 @@ class PrefillAttentions(RunReader):
             one = uniforms["batch_size"] == 1 and uniforms["new_sequence_length"] == self.rows
             scale, window = uniforms["alpha"], uniforms["local_window_size"]
         except KeyError:
-            return None  # The uniforms have other fields than this kernel's: another version of it.
+            return None  # The uniforms' fields differ from this kernel's: it is another version.
         if not one or window != 0 or not isinstance(group, int) or not isinstance(capacity, int):
             return None
         if not isinstance(scale, float) or group == 0 or heads % group:
@@ -304,5 +308,5 @@ class PrefillAttentions(RunReader):
         what = replace(what, cache_bits=cache_bits)
         if not fits_prefill_attention(what, self.limits) or sinks in self.changed:
             return None
-        read = tuple(reads[at[name]] for name in BINDINGS[:-1])  # Sinks are not a value of the run.
+        read = tuple(reads[at[name]] for name in BINDINGS[:-1])  # Sinks are weights, not a value of the run.
         return [Node(what, read, (writes[at["output"]],), index, frozenset({index}))]

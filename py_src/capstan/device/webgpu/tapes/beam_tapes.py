@@ -1,5 +1,5 @@
-"""The taped step of several rows that read each other's caches by a table, for beams: recorded and compared like the
-step of rows that read their own.
+"""The taped step of beams: rows that read each other's caches through a table. It is recorded and compared like the
+step of rows that read their own caches.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class BeamBuffers:
 
 
 async def beam_kind(engine: GpuEngine, one: OneRow, rows: RowBuffers) -> TapeKind[BeamBuffers]:
-    """The step of rows that are beams. Its check overwrites all caches. Raises OutOfMemoryError."""
+    """The step of several beams. Its check overwrites all caches. Raises OutOfMemoryError."""
     beams = await BeamBuffers.allocate(rows)
 
     async def check(tape: int) -> None:
@@ -57,14 +57,15 @@ async def beam_kind(engine: GpuEngine, one: OneRow, rows: RowBuffers) -> TapeKin
 
 @dataclass(frozen=True)
 class Exchange:
-    """For a check of such a step: rows that hold each other's first positions, as a table says."""
+    """For the check of such a step: rows that hold each other's first positions, listed in a table."""
 
     rows: RowBuffers
     table: DeviceBuffer
 
     def part(self, length: int, kept: Sequence[DeviceBuffer]) -> None:
         """Move the first `length` positions of each row into the caches of the row before it, those of the first row
-        into the last one's; `kept` has space for a row's caches."""
+        into the last row's; `kept` has space for one row's caches.
+        """
         rows = self.rows
         first = self._over(kept)
         self._of(0).copy_to(first, length)
@@ -77,7 +78,7 @@ class Exchange:
         rows.device.copy_cpu_to_device(self.table.span(0, 4 * len(words)), words)
 
     def join(self, row: int, length: int, copies: Sequence[DeviceBuffer]) -> None:
-        """Give copies of a row's caches its own first positions again."""
+        """Put a row's own first positions back into copies of its caches."""
         self._of((row - 1) % self.rows.rows).copy_to(self._over(copies), length)
 
     def _of(self, row: int) -> CacheSpans:

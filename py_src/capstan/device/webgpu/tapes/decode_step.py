@@ -1,4 +1,4 @@
-"""How a decode step runs on WebGPU: replayed from a tape, through ORT's capture, or eagerly."""
+"""One way to run a decode step on WebGPU: replayed from a tape, through ORT's capture, or eagerly."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class DecodeStep:
     capture: str
     """'tape', 'ort' or 'off'."""
     note: str | None
-    """Why `capture` is not the one that was requested."""
+    """The reason why `capture` differs from the requested one."""
     session: int = 0
     captured: int = 0
     """The captured session and its binding."""
     tape: int = 0
     key: TapeKey | None = None
     passes: dict[str, str] = field(default_factory=dict)
-    """The effect of each pass on the tape, or why it had none."""
+    """The effect of each pass on the tape, or the reason why it changed nothing."""
     lasting: bool = True
     """Whether a later load may reuse the tape; not if memory was short when it was made."""
     unrecorded: bool = False
@@ -51,5 +51,8 @@ class DecodeStep:
 def put_off(picks: int) -> str:
     """The note on a step that is recorded after `picks` picks."""
     if picks == 1:
-        return "the decode step is recorded behind the first token"
-    return f"the decode step is recorded after {picks} tokens: on a software adapter its check takes as long as those"
+        return "the decode step is recorded after the first token"
+    return (
+        f"the decode step is recorded after {picks} tokens: on a software adapter its check takes as long as these "
+        "tokens"
+    )

@@ -1,5 +1,6 @@
 """The taped step of one sequence over several positions: recorded as a step over one position, widened, and compared
-with steps over one."""
+with steps over one position.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +66,9 @@ async def draft_kind(engine: GpuEngine, one: OneRow, positions: int) -> TapeKind
 
 
 async def _check(engine: GpuEngine, one: OneRow, tape: int, drafts: DraftBuffers, length: int) -> None:
-    """Compare a step after `length` positions with steps of one: the logits of each position, and the caches."""
+    """Compare a step after `length` positions with steps over one position: the logits of each position, and the
+    caches.
+    """
     buffers, device = one.buffers, one.buffers.device
     about, positions, ids, logits = buffers.about, drafts.positions, drafts.input_ids, drafts.logits
     row = byte_count(about.logits_dtype, (about.vocab_size,))
@@ -81,13 +84,13 @@ async def _check(engine: GpuEngine, one: OneRow, tape: int, drafts: DraftBuffers
             device.copy_tensors([(buffers.spans["logits"].sub(0, row), expected.span(place * row, row))])
         kept = [copy.span(0, span.length) for copy, span in zip(copies, buffers.cache_spans, strict=True)]
         device.copy_tensors(list(zip(buffers.cache_spans, kept, strict=True)))
-        # Other tokens, so that positions that the step does not write differ.
+        # Run other tokens, so that positions that the step does not write differ.
         one.step_through([(token + 1) % about.vocab_size for token in reversed(tokens)], length)
         engine.fill(logits.handle, 0xFF)
         device.copy_cpu_to_device(ids.span(0, 8 * positions), array("q", tokens))
         buffers.set_length(length + 1)
         engine.play_once(tape, length + positions)
-        message = f"a step over {positions} positions behind {length} differs from steps of one"
+        message = f"a step over {positions} positions after {length} differs from steps over one position"
         await require_steps_of_one(engine, message, buffers, (logits.handle, expected.handle, positions * row), copies)
     finally:
         for copy in (expected, *copies):

@@ -98,7 +98,7 @@ async def pack_kind(engine: GpuEngine, one: OneRow, rows: RowBuffers, tokens: in
 
 @dataclass(frozen=True)
 class Probe:
-    """Tokens of a row for the check."""
+    """Tokens of one row for the check."""
 
     row: int
     prompt: Sequence[int]
@@ -122,9 +122,9 @@ async def _check(engine: GpuEngine, one: OneRow, rows: RowBuffers, pack: PackBuf
     buffers, device, vocab = one.buffers, rows.device, rows.about.vocab_size
     longest = buffers.capacity - pack.tokens
     if longest < 1 or (buffers.slides and buffers.most_ahead < pack.tokens):
-        raise TapeError(f"sequences of {buffers.capacity} positions have no room for a run of {pack.tokens} tokens")
+        raise TapeError(f"sequences of {buffers.capacity} positions are too short for a run of {pack.tokens} tokens")
     probes = []
-    # The last place of the run repeats the last token.
+    # The last slot of the run repeats the last token.
     counts = pack.tokens // 2 - 1, pack.tokens // 2
     for row, length, count in zip((rows.rows - 1, 0), (PROBED[0], LONG[device.about().software]), counts, strict=True):
         prompt = [(7 * i + 3 + row) % vocab for i in range(min(length, longest))]
@@ -137,7 +137,7 @@ async def _check(engine: GpuEngine, one: OneRow, rows: RowBuffers, pack: PackBuf
         tokens: list[Placed] = []
         for probe in probes:
             await probe.run_prompt(one)
-            # Other tokens, so that positions that the run does not write differ.
+            # Run other tokens, so that positions that the run does not write differ.
             one.step_through([(token + 1) % vocab for token in probe.ids], len(probe.prompt))
             device.copy_strided(
                 _pieces(buffers, probe.end, buffers.base, _own(rows, buffers), _caches(rows, probe.row))
@@ -169,7 +169,7 @@ async def _require_alike(engine: GpuEngine, rows: RowBuffers, buffers: SequenceB
             Compared(f"kv {pair.past}", found.handle, right.handle, found.size, rows.about.rows_of(pair))
             for pair, found, right in zip(rows.about.cache, *made, strict=True)
         ]
-        message = f"a run of tokens of {rows.rows} rows differs from steps of one"
+        message = f"a run of tokens of {rows.rows} rows differs from steps of one row"
         await require_alike(engine, message, compared, WIDENED_STEP)
     finally:
         for copy in (copy for copies in made for copy in copies):
@@ -181,12 +181,12 @@ def _caches(rows: RowBuffers, row: int) -> list[DeviceSpan]:
 
 
 def _own(rows: RowBuffers, one: SequenceBuffers) -> list[DeviceSpan]:
-    """The sequence's caches, with the length of a row's."""
+    """The sequence's caches, cut to the length of a row's."""
     return [one.spans[name].sub(0, rows.part(name, 0).length) for name in rows.caches]
 
 
 async def _copied(one: SequenceBuffers, end: int, base: int, caches: Sequence[DeviceSpan]) -> list[DeviceBuffer]:
-    """Copies of the first places of each head; see _pieces."""
+    """Copies of the first positions of each head; see _pieces."""
     pieces = _pieces(one, end, base, caches, caches)
     requests = [BufferRequest("copy", piece.length * piece.pieces, "kernels") for piece in pieces]
     made = await one.device.allocate_all(requests, "tape check")
@@ -197,8 +197,9 @@ async def _copied(one: SequenceBuffers, end: int, base: int, caches: Sequence[De
 def _pieces(
     one: SequenceBuffers, end: int, base: int, source: Sequence[DeviceSpan], target: Sequence[DeviceSpan]
 ) -> list[StridedCopy]:
-    """The places of the positions before `end` in each head of one set of caches, to another one; sliding caches begin
-    at `base`."""
+    """The pieces that copy the positions before `end` of each head from one set of caches to another; sliding caches
+    begin at `base`.
+    """
     about, found = one.about, []
     for pair, read, written in zip(about.cache, source, target, strict=True):
         slides = about.sliding is not None and pair.past in about.sliding.pasts

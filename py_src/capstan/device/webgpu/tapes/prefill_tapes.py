@@ -43,7 +43,7 @@ SHORT = (8, 16, 32)
 """Runs of these lengths may have tapes, too; their products read each weight once or a few times."""
 
 LEAST_FULL = 0.75
-"""The least share of new positions in a taped run; the others are computed again, with the same values."""
+"""The smallest share of new positions in a taped run; the others are computed again, with the same values."""
 
 MOST_SHORT = 4
 """The most short taped runs that replace one run without a tape: onnxruntime-web takes 18 to 24 ms to encode a run of
@@ -77,7 +77,9 @@ def cut_prompt(count: int, chunk: int, lengths: Collection[int]) -> list[Run]:
 
 
 def short_runs(start: int, end: int, lengths: Collection[int]) -> list[Run]:
-    """Runs of those of `lengths` that are in SHORT over ids[start:end]; none where that takes more than MOST_SHORT."""
+    """The runs over ids[start:end] whose lengths are in both `lengths` and SHORT; none if that takes more than
+    MOST_SHORT runs.
+    """
     runs: list[Run] = []
     short = sorted(set(lengths) & set(SHORT), reverse=True)
     while start < end:
@@ -112,7 +114,7 @@ def weights_on_device(
 
 
 OFTEN = 32
-"""The number of runs of one length in a prompt from which on their tape is made first. With a 1B model on an NVIDIA
+"""A prompt with at least this number of runs of one length has their tape made first. With a 1B model on an NVIDIA
 H100, 64 runs of 2048 take 71 s without a tape, and 22 s with one that is made before them; 16 runs take 5 and 6 s.
 """
 
@@ -120,7 +122,7 @@ H100, 64 runs of 2048 take 71 s without a tape, and 22 s with one that is made b
 @dataclass
 class PrefillTapes:
     """The prefill tapes of one sequence. A tape is made for the second prompt with a run of its length, or for the
-    first one with OFTEN such runs; a tape that another sequence or an earlier load stored is made again for the first
+    first prompt with OFTEN such runs. A tape that another sequence or an earlier load stored is restored for the first
     such run.
 
     The model's memory estimate leaves out a tape's memory: the buffers of its captured session, the scratch of its
@@ -146,14 +148,14 @@ class PrefillTapes:
     what: str = "prefill"
     """The beginning of the names under which tapes are stored."""
     tapes: dict[int, int] = field(default_factory=dict)
-    """The tapes by length; 0 where none is possible."""
+    """The tapes by length; 0 if none is possible."""
     said: dict[int, str] = field(default_factory=dict)
-    """The passes' effects on each tape, or why there is none, by length."""
+    """The passes' effects on each tape, or the reason why there is no tape, by length."""
     sessions: list[tuple[int, int]] = field(default_factory=list)
     seen: set[int] = field(default_factory=set)
-    """Lengths of runs that came."""
+    """Lengths of the runs so far."""
     often: set[int] = field(default_factory=set)
-    """Lengths of which a prompt has OFTEN runs, whose tape is made before it."""
+    """Lengths of which a prompt has OFTEN runs; their tapes are made before the prompt runs."""
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -166,7 +168,7 @@ class PrefillTapes:
     def report(self) -> str:
         """The tapes made so far, and the reason for each missing one."""
         if not self.said:
-            return f"no run of {', '.join(map(str, self.lengths))} positions came twice yet"
+            return f"no length of {', '.join(map(str, self.lengths))} positions has run twice yet"
         return "; ".join(f"{length} positions: {said}" for length, said in sorted(self.said.items()))
 
     def due(self, count: int) -> list[int]:
@@ -181,7 +183,7 @@ class PrefillTapes:
 
     async def make(self, lengths: Collection[int]) -> None:
         """Make the tapes of these lengths that are stored or whose runs came before. This overwrites the sequence's
-        buffers, its mask too.
+        buffers, including its mask.
         """
         for length in lengths:
             restored = await self._restored(length)
@@ -192,7 +194,7 @@ class PrefillTapes:
             self.seen.add(length)
 
     async def _restored(self, length: int) -> int:
-        """A stored tape made again, 0 if there is none."""
+        """A stored tape, restored; 0 if there is none."""
         if length in self.seen:
             return 0
         found = await self.stored.restore(f"{self.what} of {length} positions", self.key, self.buffers)
@@ -207,7 +209,9 @@ class PrefillTapes:
         return cut_prompt(count, chunk, [length for length, tape in self.tapes.items() if tape and length <= chunk])
 
     def play(self, length: int, valid: int) -> bool:
-        """Queue a run whose inputs are written, if there is a tape for its length; `valid` positions after it."""
+        """Queue a run whose inputs are written, if there is a tape for its length, and return that. Afterwards there
+        are `valid` positions.
+        """
         tape = self.tapes.get(length, 0)
         if tape:
             self.engine.play_once(tape, valid)
@@ -307,8 +311,8 @@ class PrefillTapes:
             await self.engine.run(self.eager, past + count, count, self.buffers.base)
 
     async def _check(self, tape: int, length: int, past: int, ours: bool) -> None:
-        """Compare the run after `past` positions with an eager one; see check_replay. `ours`: some of its kernels are
-        Capstan's.
+        """Compare the run after `past` positions with an eager one; see check_replay. With `ours` some of its kernels
+        are Capstan's.
         """
         engine, buffers, about = self.engine, self.buffers, self.about
         buffers.make_room(past, length)

@@ -1,4 +1,6 @@
-"""The taped step of several sequences: recorded as a step of one sequence, widened, and compared with steps of one."""
+"""The taped step of several sequences: recorded as a step of one sequence, widened, and compared with steps of one
+sequence.
+"""
 
 from __future__ import annotations
 
@@ -43,11 +45,13 @@ __all__ = [
 ]
 
 Fuse = Callable[[Recording, Sequence[Command], Collection[int]], Placement]
-"""Applies the model's passes to the recorded step of one row; its live-out buffers come last. See fuse_step."""
+"""Applies the model's passes to the recorded step of one row; the last argument is its live-out buffers. See fuse_step.
+"""
 
 PROBED = (40, 57)
 LONG = {False: 700, True: 90}
-"""Positions of the compared sequences, the last by whether the adapter is software; rows take them in turn."""
+"""Lengths of the compared sequences; rows take them in turn. The last one depends on whether the adapter is software.
+"""
 
 
 class OneRow(Protocol):
@@ -71,18 +75,18 @@ B = TypeVar("B", bound=Closable)
 
 @dataclass(frozen=True)
 class TapeKind(Generic[B]):
-    """The step of several tokens to which a step of one is widened."""
+    """A step of several tokens, made by widening a step of one token."""
 
     name: str
     rows: int
-    """The tokens of a step."""
+    """The number of tokens in a step."""
     sequences: int
-    """Rows of the decoder that has the tape."""
+    """The number of rows of the decoder that has the tape."""
     buffers: B
     """Its buffers in addition to the recorded ones."""
     bound: Mapping[str, Span]
-    """The parts of buffers that its kernels bind, by the names of the buffers of one sequence. With 'table' rows find
-    the places of each other's caches.
+    """The parts of buffers that its kernels bind, by the names of the buffers of one sequence. With a 'table', rows
+    look up places in each other's caches.
     """
     owner: str
     check: Check
@@ -101,8 +105,8 @@ class TapeKind(Generic[B]):
 
 @dataclass
 class RowTape(Generic[B]):
-    """The tape of such a step with its buffers, and the captured session whose weights and constants it uses; a stored
-    tape has no session.
+    """The tape of such a step with its buffers, and the captured session whose weights and constants it uses; a
+    restored tape has no session.
     """
 
     engine: GpuEngine
@@ -172,7 +176,7 @@ class Exchanged(Protocol):
     """Rows that read each other's caches."""
 
     def part(self, length: int, kept: Sequence[DeviceBuffer]) -> None:
-        """Move each row's first `length` positions to the caches of another row; `kept` has space for a row's
+        """Move each row's first `length` positions to the caches of another row; `kept` has space for one row's
         caches.
         """
 
@@ -183,8 +187,9 @@ class Exchanged(Protocol):
 async def check_rows(
     engine: GpuEngine, one: OneRow, rows: RowBuffers, tape: int, exchanged: Exchanged | None = None
 ) -> None:
-    """Compare a step of rows of different lengths with steps of one: the logits of each, and the caches of the last.
-    Raises TapeCheckError."""
+    """Compare a step of rows of different lengths with steps of one row: the logits of each row, and the caches of the
+    last. Raises TapeCheckError.
+    """
     about, device = rows.about, rows.device
     longest = min(LONG[device.about().software], rows.capacity - 2)
     lengths = [min(length, rows.capacity - 2) for length in PROBED] + [longest]
@@ -218,7 +223,7 @@ async def check_rows(
         device.copy_tensors([(part, copy.span()) for part, copy in zip(parts, copies, strict=True)])
         if exchanged is not None:
             exchanged.join(last, half, copies)
-        message = f"a step of {rows.rows} rows differs from steps of one"
+        message = f"a step of {rows.rows} rows differs from steps of one row"
         await require_steps_of_one(
             engine, message, one.buffers, (rows.handle("logits"), expected.handle, logits.length), copies
         )
@@ -230,8 +235,8 @@ async def check_rows(
 async def require_steps_of_one(
     engine: GpuEngine, message: str, one: SequenceBuffers, logits: tuple[int, int, int], copies: Sequence[DeviceBuffer]
 ) -> None:
-    """Compare a widened step with steps of one sequence: its logits with expected ones, both by handle and their bytes,
-    and copies of caches with those of the sequence, or the other way round. Raises TapeCheckError.
+    """Compare a widened step with steps of one sequence: its logits with the expected ones (both as handles, of
+    `bytes`), and copies of caches with those of the sequence, or the sequence's with the copies. Raises TapeCheckError.
     """
     about = one.about
     compared = [Compared("logits", *logits, about.logits_dtype)]

@@ -20,7 +20,7 @@ __all__ = ["SessionTapeMaker", "WebGpuTape"]
 
 
 class WebGpuTape(DeviceTape):
-    """A checked tape with the captured session whose buffers its commands use."""
+    """A checked tape, and the captured session whose buffers its commands use."""
 
     def __init__(
         self, engine: GpuEngine, tape: int, captured: ModelSession, passes: dict[str, str], weights: SessionWeights
@@ -81,7 +81,9 @@ class SessionTapeMaker:
         return WebGpuTape(engine, tape, self.captured, passes, self.weights)
 
     async def _checked(self, recording: Recording, ops: Sequence[Command]) -> tuple[int, dict[str, str]]:
-        """A tape that was compared with eager runs, without the step's clears if the comparison passes without them."""
+        """A tape that was compared with eager runs, without the step's clears if the comparison also passes without
+        them.
+        """
         lean, cleared = without_clears(ops)
         try:
             tape = await self._tape(recording, lean, cleared)
@@ -101,8 +103,8 @@ class SessionTapeMaker:
         return await make_tape(self.engine, recording, played, sorted(written), check=check)
 
     async def _check(self, recording: Recording, tape: int, poisoned: Sequence[int]) -> None:
-        """Compare on the present inputs, and on the same with their elements rotated by one, since values that the host
-        read from them would be frozen in the tape. Every output is filled with NaN (0xFF) before each run.
+        """Compare on the present inputs, and on the same inputs with their elements rotated by one: values that the
+        host read from them would be frozen in the tape. Every output is filled with NaN (0xFF) before each run.
         """
         kept = [await self._read(feed) for feed in self.feeds]
         try:
@@ -147,10 +149,10 @@ def bound(tensor: BoundSpan) -> BoundTensor:
 
 
 def require_no_readback(recording: Recording, ops: Sequence[Command]) -> None:
-    """Raise TapeError if the run reads a tensor on the host, whose value a replay would not see."""
+    """Raise TapeError if the run reads a tensor on the host: a replay would not see its new value."""
     staged = [op for op in ops if isinstance(op, Copy) and op.target in recording.mappable]
     if staged:
-        raise TapeError(f"the run reads {len(staged)} tensors back to the CPU; a replay could not")
+        raise TapeError(f"the run reads {len(staged)} tensors back to the CPU; a replay cannot")
 
 
 def difference(dtype: str, wanted: bytes, got: bytes) -> str | None:
@@ -173,5 +175,5 @@ def difference(dtype: str, wanted: bytes, got: bytes) -> str | None:
         scale = max(scale, abs(a))
         largest = max(largest, abs(a - b))
     if unlike or largest > limit * scale:
-        return f"by {largest:g}, at most {limit * scale:g} is allowed ({unlike} elements finite in only one)"
+        return f"by {largest:g}; at most {limit * scale:g} is allowed ({unlike} elements finite in only one)"
     return None

@@ -1,4 +1,6 @@
-"""Checks whether a tape computes the recorded step: each operation against the truth, the step against an eager one."""
+"""Checks whether a tape computes the recorded step: each operation against the truth, the whole step against an eager
+one.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,12 @@ from .verdicts import OURS, RECORDED, judge
 __all__ = ["Fused", "StepCheck", "gross"]
 
 PROBE_TOKENS = 40
-"""Positions that are prefilled before the compared step."""
+"""The number of positions that are prefilled before the compared step."""
 
 LONG_PROBE = 700
-"""Positions before a second compared step: attention is split there, and numbers frozen at the recorded length show."""
+"""The number of positions before a second compared step: there attention is split, and numbers frozen at the recorded
+length show.
+"""
 
 OWNER = "tape check"
 CACHE_BYTES = {"float16": 2, "float32": 4}
@@ -53,7 +57,7 @@ class Fused:
     tape: int
     placement: Placement
     ends: Sequence[int]
-    """For each node, the number of operations of the tape that end with it."""
+    """For each node, the number of the tape's operations up to its last one."""
 
     @property
     def irreplaceable(self) -> frozenset[int]:
@@ -67,8 +71,9 @@ class Fused:
 
 
 def made_in_int8(nodes: Sequence[Node], homes: Collection[int]) -> set[int]:
-    """The nodes, by index, whose recorded kernels round their inputs to int8, and the readers of their results that
-    have no home. No recorded kernel writes such a result, so the truth is compared instead, which is not rounded."""
+    """The nodes, by index, whose recorded kernels round their inputs to int8, and the readers of their results without
+    a recorded buffer. No recorded kernel writes such a result, so the unrounded truth takes its place in comparisons.
+    """
     found: set[int] = set()
     values: set[int] = set()
     for index, node in enumerate(nodes):
@@ -90,9 +95,9 @@ class StepCheck:
     probe: Callable[[SequenceBuffers, Sequence[int]], Awaitable[None]]
     """Prefills a few tokens, so that steps are compared on a real state."""
     longest_window: int = 0
-    """Positions of the longest window of attention that ends before the capacity; 0 if there is none."""
+    """The longest window of attention, in positions, that is shorter than the capacity; 0 if there is none."""
     prefilled: int = 0
-    """Positions of the prompt in the caches. Correct steps change none of them."""
+    """The number of prompt positions in the caches. Correct steps change none of them."""
 
     async def _plain(self, recording: Recording, ops: Sequence[Command]) -> int:
         """A tape of the step as it was recorded."""
@@ -102,10 +107,10 @@ class StepCheck:
     async def faults(
         self, recording: Recording, ops: Sequence[Command], fused: Fused, poison: Sequence[int], recognise: bool
     ) -> dict[int, str]:
-        """Why operations must stay as recorded, by recorded index: our kernel is wrong, or (with `recognise`) the
-        recorded one was taken for another operation.
+        """The reasons why operations must stay as recorded, by recorded index: our kernel is wrong, or (with
+        `recognise`) the recorded kernel was mistaken for another operation.
 
-        One of our kernels that is wrong in one operation is used in none, since it may be wrong in others undetected.
+        A kernel of ours that is wrong in one operation is not used at all, since its other faults may go undetected.
         """
         engine, nodes, places = self.engine, fused.placement.nodes, fused.placement.places
         makers = {value: (index, node) for index, node in enumerate(nodes) for value in node.writes}
@@ -171,10 +176,10 @@ class StepCheck:
         await engine.witness(recording.handle, 0, 0, planned.spec())
 
     async def _prepare(self, recording: Recording, length: int, beyond: int) -> None:
-        """The state after `length` positions of a prompt: some are prefilled, once unless the model has states, and the
-        caches' rows after them repeat these.
+        """Make the state after `length` positions of a prompt: the first ones are prefilled, only once unless the model
+        has states, and the caches' later rows repeat them.
 
-        The rest of the caches is full of the word `beyond`.
+        The word `beyond` fills the rest of the caches.
         """
         buffers, vocabulary = self.buffers, self.about.vocab_size
         filled = min(length, PROBE_TOKENS)
@@ -198,7 +203,7 @@ class StepCheck:
         return sorted(recording.private().intersection(buffers) - written)
 
     async def compare(self, recording: Recording, tape: int, poison: Sequence[int], tolerance: Tolerance) -> None:
-        """Compare the steps of a tape with eager ones. Before each, NaN fills the buffers that a step must not depend
+        """Compare the steps of a tape with eager ones. Before each step, NaN fills the buffers that it must not depend
         on: `poison` and the scratch of its kernels.
         """
         engine = self.engine
@@ -212,7 +217,7 @@ class StepCheck:
 
     @property
     def lengths(self) -> list[int]:
-        """Positions before the steps that are compared."""
+        """The numbers of positions before the compared steps."""
         long = max(LONG_PROBE, self.longest_window + PROBE_TOKENS)
         return sorted({min(length, self.buffers.capacity - 1) for length in (PROBE_TOKENS, long)})
 

@@ -1,4 +1,4 @@
-"""Records a decode step and makes a tape of it; uses it only if its results equal an eager step's."""
+"""Records a decode step and makes a tape of it, which is used only if its results equal an eager step's."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ from .verdicts import Verdict, Verdicts, recording_digest
 __all__ = ["StepRecorder"]
 
 COUNTED_LENGTHS = (1, 63, 64, 65, 127, 128, 129)
-"""Lengths at which the counts of every indirect dispatch are compared, besides the longest: kernels change there."""
+"""Lengths around which kernels change: the counts of every indirect dispatch are compared there, and at the longest
+length.
+"""
 
 
 @dataclass
@@ -55,11 +57,11 @@ class StepRecorder:
     about: GraphDescription
     check: StepCheck
     passes: Sequence[str]
-    """The passes over the recorded step, names out of capstan.tape.PASSES."""
+    """The passes over the recorded step, by their names in capstan.tape.PASSES."""
     verdicts: Verdicts | None = None
-    """The verdicts of earlier loads; without it none is read or kept."""
+    """The verdicts of earlier loads; with None no verdict is read or kept."""
     left_out: Sequence[LeftOut] = ()
-    """Attention inputs that the recorded step leaves out: our kernels put them back, or the step is not replayed."""
+    """Attention inputs that the recorded step omits: our kernels restore them, or the step is not replayed."""
     weights: Mapping[int, NBitsWeights] = field(default_factory=dict)
     """Quantized weights by recorded buffer."""
     tables: Sequence[TableParts] = ()
@@ -67,16 +69,16 @@ class StepRecorder:
 
     @spanned("record and check the decode step")
     async def record(self) -> DecodeStep:
-        """Record the captured session's first run; return the requested step, or the next one down with the reason."""
+        """Record the captured session's first run; return the requested step, or the next lower one with the reason."""
         try:
             async with recorded(self.step.engine, self.step.captured) as recording:
                 return await self._best(recording)
         except TapeError as error:
-            # It is unknown what ORT captured, so its own replay is not used either.
+            # ORT's capture may be incomplete, too, so its own replay is not used either.
             return replace(self.step, capture="off", note=f"the decode step could not be recorded: {error}")
 
     async def _best(self, recording: Recording) -> DecodeStep:
-        """The requested step, or the next one down with the reason."""
+        """The requested step, or the next lower one with the reason."""
         engine = self.step.engine
         notes = []
         try:
@@ -184,8 +186,8 @@ class StepRecorder:
     ) -> Fused:
         """An unchecked tape with our kernels; the operations with an index in `left` stay as recorded.
 
-        `report` is filled as soon as operations can be joined. Raises TapeError if the requested passes find nothing
-        to join in the step.
+        `report` is filled as soon as operations can be joined. Raises TapeError if the requested passes find no
+        operations to join.
         """
         engine, buffers = self.step.engine, self.buffers
         lasting = {engine.recorded_id(buffer) for buffer in buffers.written()}
@@ -196,7 +198,9 @@ class StepRecorder:
         )
         replayed = [node.what.index for node in placement.nodes if isinstance(node.what, Recorded)]
         if len(replayed) == len(ops):
-            raise TapeError("the passes find no operation to join in the step" + (" that is correct" if left else ""))
+            raise TapeError(
+                "the passes find no operation to join in the step" + (" whose result is correct" if left else "")
+            )
         report["fused"] = f"{len(ops)} operations became {len(placement.nodes)}, {len(replayed)} of them as recorded"
         report["as recorded"] = why_as_recorded(recording, ops, placement, self.passes, left)
         played, tables = await self._with_tables(recording, ops, replayed, report)
@@ -216,8 +220,8 @@ class StepRecorder:
     async def _judged(
         self, recording: Recording, ops: Sequence[Command], cleared: Collection[int], report: dict[str, str]
     ) -> tuple[int, dict[int, str]]:
-        """A tape with our kernels, each of whose operations was compared with the truth; and the recorded
-        operations whose replacement was wrong, with the reasons. Raises TapeError.
+        """A tape with our kernels, whose operations were each compared with the truth; and the recorded operations
+        whose replacement was wrong, with the reasons. Raises TapeError.
         """
         left: dict[int, str] = {}
         while True:
@@ -243,8 +247,8 @@ class StepRecorder:
     async def _with_tables(
         self, recording: Recording, ops: Sequence[Command], replayed: Collection[int], report: dict[str, str]
     ) -> tuple[list[Any], Sequence[bytes]]:
-        """The played step, and tables for its indirect dispatches if that is requested and possible. `report` says what
-        becomes of the indirect ones among `replayed`.
+        """The played step, and tables for its indirect dispatches if these are requested and possible. Notes in
+        `report` what happens to the indirect ones among `replayed`.
         """
         indirect = indirect_count(ops[index] for index in replayed)
         if not indirect:
@@ -263,7 +267,7 @@ class StepRecorder:
     async def _direct(self, recording: Recording, ops: Sequence[Command]) -> tuple[list[list[Any]], list[bytes]]:
         """The played step with tables for its indirect dispatches, whose counts were checked. Raises TapeError."""
         if self.about.mask_dtype != "int64":
-            raise TapeError(f"the mask is {self.about.mask_dtype}, tables are filled under an int64 mask")
+            raise TapeError(f"the mask is {self.about.mask_dtype}; tables are filled only under an int64 mask")
         played, groups = direct_dispatches(recording, ops)
         tables = [await self._fill_table(recording, ops, group) for group in groups]
         await self._check_counts(recording, ops, groups, tables)
@@ -279,7 +283,7 @@ class StepRecorder:
     async def _check_counts(
         self, recording: Recording, ops: Sequence[Command], groups: Sequence[TableGroup], tables: Sequence[bytes]
     ) -> None:
-        """Raise TapeCheckError unless every indirect dispatch gets the counts in its table."""
+        """Raise TapeCheckError unless every indirect dispatch has the counts in its table."""
         tape = await self._tape(recording, [op.played() for op in ops])
         try:
             await self._compare_counts(tape, ops, groups, tables)
@@ -300,7 +304,7 @@ class StepRecorder:
                     got = struct.unpack_from("<3I", found, 12 * uses.index(use))
                     if got != expected:
                         raise TapeCheckError(
-                            f"indirect dispatch {use} gets {got} workgroups at length {length}, its table {expected}"
+                            f"indirect dispatch {use} has {got} workgroups at length {length}; its table has {expected}"
                         )
 
     async def _tape(

@@ -1,7 +1,7 @@
-"""Tapes as data: made once, checked once, and made again over other buffers without a recording.
+"""Tapes as data: made once, checked once, and restored over other buffers without a recording.
 
 A stored tape names the weights, the buffers of its sequence and the parts of buffers that its kernels bind; it
-describes its other buffers, which are its own. It is valid only under the same key and the same `facts` of StoredTapes.
+describes the buffers that it allocates itself. It is valid only under the same key and the same `facts` of StoredTapes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NAMED = "named"
 
 @dataclass(frozen=True)
 class Restored:
-    """A tape that was made again."""
+    """A tape that was restored."""
 
     tape: int
     passes: dict[str, str]
@@ -37,17 +37,17 @@ class Restored:
 
 
 async def expects_stored(notes: Notes | None, model: str) -> bool:
-    """Whether this build stored tapes of the model, so that a recording is unlikely."""
+    """Whether this build stored tapes of the model, which makes a recording unlikely."""
     return notes is not None and await notes.read(f"tapes of {model}", build()) is not None
 
 
 class StoredTapes:
-    """The stored tapes of one model. Without notes only the sequences of this very model share them.
+    """The stored tapes of one model. Without notes only the sequences of this loaded model share them.
 
-    `facts` is everything that they depend on besides their keys and the adapter. They are for buffers of the sizes that
-    a sequence has; sizes of larger buffers, which kernels can read, are part of the facts. `spans` are the parts of
-    buffers that kernels of a tape bind, by name; the sampler's state alone, unless they are given. `noted` says whether
-    a note lists tapes; else the first tape that is made again writes the note.
+    `facts` is everything that they depend on besides their keys and the adapter. Tapes fit buffers of exactly a
+    sequence's sizes; the sizes of larger buffers, which kernels can read, are part of the facts. `spans` are the parts
+    of buffers that kernels of a tape bind, by name; by default only the sampler's state. `noted` is whether a note
+    lists tapes; if not, the first restored tape writes the note.
     """
 
     def __init__(
@@ -72,7 +72,9 @@ class StoredTapes:
     async def restore(
         self, what: str, key: TapeKey, buffers: SequenceBuffers, spans: Mapping[str, Span] | None = None
     ) -> Restored | None:
-        """The tape of `what` over these buffers, None if none is stored; a tape that cannot be made is a step down."""
+        """The tape of `what` over these buffers; None if none is stored. A tape that cannot be restored is a step
+        down.
+        """
         name = self._name(what, key, buffers)
         text = self._at_hand.get(name)
         if text is None and self._notes is not None:
@@ -131,7 +133,7 @@ class StoredTapes:
             await self._notes.write(f"tapes of {self._model}", build(), what)
 
     def _there(self, buffers: SequenceBuffers) -> dict[str, int]:
-        """Buffers that a tape may be given, by name."""
+        """Buffers that a tape may bind, by name."""
         bound = {f"sequence {name}": handle for name, handle in buffers.bound().items()}
         return {**bound, **{f"weight {name}": handle for name, handle in self._weights.items()}}
 

@@ -1,4 +1,4 @@
-"""The steps from a captured session's first run to a tape: record, make, check."""
+"""The way from a captured session's first run to a tape: record, make, check."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Check = Callable[[int], Awaitable[None]]
 
 @asynccontextmanager
 async def recorded(engine: GpuTapes, binding: int) -> AsyncIterator[Recording]:
-    """The recording of a bound captured session's first run; dropped at the end. Raises TapeError."""
+    """The recording of a bound captured session's first run; dropped at the end of the block. Raises TapeError."""
     recording = Recording.from_json(await engine.record(binding))
     try:
         yield recording

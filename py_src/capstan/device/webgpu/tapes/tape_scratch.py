@@ -1,4 +1,4 @@
-"""Scratch of the kernels of tapes: buffers that each tape allocates, or the user's, in which tapes take turns."""
+"""Scratch of the kernels of tapes: buffers that each tape allocates, or the user's, which tapes use in turn."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def largest(first: Sequence[int], second: Sequence[int]) -> list[int]:
 
 
 class TapeScratch:
-    """The scratch of the tapes of one sequence, or of joint rows. Steps reach the device in order, and none reads what
-    another one left, so that all can share buffers.
+    """The scratch of the tapes of one sequence, or of joint rows. Steps reach the device in order, and none reads the
+    leftovers of another, so that all can share buffers.
     """
 
     def __init__(self, engine: GpuTapes, note: Callable[[int, Sequence[int]], None]) -> None:
@@ -30,7 +30,7 @@ class TapeScratch:
         self._tapes: dict[int, list[int]] = {}
         """Bytes of each scratch buffer, by tape."""
         self.given: Sequence[DeviceSpan] | None = None
-        """From offset 0 of their buffers, largest first."""
+        """The user's buffers, each used from offset 0, largest first."""
 
     async def add(self, tape: int, what: str, rows: int = 1) -> None:
         """Manage a new tape. One that needs more than the given scratch keeps its own."""
@@ -46,8 +46,8 @@ class TapeScratch:
             needs = f"{what} needs {len(sizes)} buffers of {needed} bytes in all"
             fall_back(
                 "given scratch",
-                f"{needs}, and {len(self.given)} of {there} bytes were given",
-                "that tape has scratch of its own; query_memory_requirements says what all need",
+                f"{needs}; {len(self.given)} of {there} bytes were given",
+                "that tape allocates its own scratch; query_memory_requirements lists the needs of all tapes",
             )
 
     def drop(self, tape: int) -> None:
@@ -55,8 +55,8 @@ class TapeScratch:
         self._tapes.pop(tape, None)
 
     async def give(self, spans: Sequence[DeviceSpan] | None) -> None:
-        """Have all tapes use these buffers, or each its own scratch again. Raises OutOfMemoryError; then all keep their
-        scratch.
+        """Have all tapes use these buffers; with None each allocates its own scratch again. Raises OutOfMemoryError;
+        then all keep their scratch.
         """
         async with AsyncExitStack() as undo:
             for tape in self._tapes:
@@ -72,8 +72,8 @@ class TapeScratch:
         return bool(sizes) and len(sizes) <= len(there) and all(map(int.__le__, sizes, there))
 
     async def _move(self, tape: int, spans: Sequence[DeviceSpan] | None) -> None:
-        """Have a tape use these buffers, its largest part the first one; its own scratch if they are too few or too
-        small.
+        """Have a tape use these buffers, its largest part in the first one; it allocates its own scratch if they are
+        too few or too small.
         """
         if spans is None or not self._fits(tape, spans):
             await self._engine.give_scratch(tape, None)

@@ -1,8 +1,8 @@
 """Judges the operations of a recorded step, and keeps the verdict for later loads.
 
 `judge` finds the wrong operations of a step by the distance of their results from the truth (tape/witness.py). A
-Verdict says in which form a recorded step can be replayed; Verdicts keeps it in the browser's storage, under a key of
-everything that can change it.
+Verdict gives the form in which a recorded step can be replayed; Verdicts keeps it in the browser's storage, under a key
+of everything that can change it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ class Bound:
     mean: float
     """The bound for the root of the mean square over all elements."""
     by_depth: bool
-    """Whether both bounds grow with the square root of the number of terms for float16 values, as the error of float16
-    sums does; for float32 values they always grow so."""
+    """Whether both bounds for float16 values grow with the square root of the number of terms, as errors of float16
+    sums grow. Bounds for float32 values always grow so.
+    """
 
     def of(self, node: Node, element: str) -> Bound:
         """The bound for one operation over values of this type."""
@@ -41,34 +42,38 @@ class Bound:
 
 
 OURS = Bound(largest=12.0, mean=2.0, by_depth=False)
-"""Our kernels: at most 16 products are added in the type of the values, all else in float32."""
+"""The bounds for our kernels, which add at most 16 products in the type of the values and everything else in float32.
+"""
 RECORDED = Bound(largest=12.0, mean=2.0, by_depth=True)
-"""Kernels of onnxruntime-web, which adds in the type of the values: was a recorded operation recognised correctly?"""
+"""The bounds for kernels of onnxruntime-web, which adds in the type of the values. They show whether a recorded
+operation was recognised correctly.
+"""
 IN_INT8 = Bound(largest=4.0, mean=1 / 16, by_depth=False)
 """The bound, in parts of the spread, for onnxruntime-web's kernels that round x to int8, with one scale for 128
 elements. Each element differs by max|x| / (254 sqrt 3) in the mean, and max|x| is at most sqrt 128 times the root of
-the mean square of the 128: 0.026 of the spread. Single elements of y are not judged if their weights are small where x
-is large. Measured on an H200 over SmolLM2 in float32: 0.011 in the mean, 0.077 at most.
+the mean square of the 128: 0.026 of the spread. Single elements of y are not judged, because their weights may be small
+where x is large. Measured on an H200 over SmolLM2 in float32: 0.011 in the mean, 0.077 at most.
 """
 
 
 def judge(
     nodes: Sequence[Node], found: Sequence[Found], bound: Bound, what: str, in_int8: Collection[int] = ()
 ) -> dict[int, str]:
-    """Why operations are wrong, by the index of their node; `what` names the kernels that were judged, and the inputs
-    of the nodes `in_int8` were rounded to int8."""
+    """The reasons why operations are wrong, by the index of their node; `what` names the judged kernels, and the inputs
+    of the nodes `in_int8` were rounded to int8.
+    """
     faults: dict[int, str] = {}
     for each in found:
         node = nodes[each.node]
         limit = rounded_to_int8(each.element_type) if each.node in in_int8 else bound.of(node, each.element_type)
         got, wanted = f"element {each.element} is {each.got:.6g}", f"the truth {each.wanted:.6g}"
         if each.unlike:
-            reason = f"{each.unlike} elements are finite in only one of it and the truth; {got}, {wanted}"
+            reason = f"{each.unlike} elements are finite in only one of result and truth; {got}, {wanted}"
         elif each.largest > limit.largest:
-            far = f"{each.largest:.3g} units of rounding apart, at most {limit.largest:.3g} are explained"
+            far = f"{each.largest:.3g} units of rounding apart; at most {limit.largest:.3g} are explained"
             reason = f"{got}, {wanted}: {far}"
         elif each.mean > limit.mean:
-            reason = f"{each.mean:.3g} units of rounding off in the mean, at most {limit.mean:.3g} are explained"
+            reason = f"{each.mean:.3g} units of rounding off in the mean; at most {limit.mean:.3g} are explained"
         else:
             continue
         faults.setdefault(each.node, f"{each.part} of {described(node)} by {what}: {reason}")
@@ -88,12 +93,12 @@ def described(node: Node) -> str:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The best form in which a recorded step can be replayed, and why a better one failed."""
+    """The best form in which a recorded step can be replayed, and the reason why a better one failed."""
 
     form: str
     """'fused'; 'lean', recorded kernels without clears; or 'plain', recorded kernels with them."""
     left: Mapping[int, str] = field(default_factory=dict)
-    """Recorded operations that none of our kernels replaces because it was wrong, with the reason."""
+    """Recorded operations that stay as recorded because our kernel was wrong, with the reason."""
     passes: Mapping[str, str] = field(default_factory=dict)
     """The effect of each pass, for reports."""
     direct: bool = False
@@ -103,7 +108,7 @@ class Verdict:
 
 
 class Verdicts:
-    """Verdicts of one model, by recording; in the browser's storage, where there are `notes`.
+    """Verdicts of one model, by recording; kept in the browser's storage if there are `notes`.
 
     `facts` is everything that they depend on besides the recording: the model, the adapter, the browser, the versions.
     """
@@ -129,7 +134,7 @@ class Verdicts:
         return verdict if verdict.form in ("fused", "lean", "plain") else None
 
     async def write(self, capacity: int, digest: str, verdict: Verdict) -> None:
-        """Keep it for later loads, if it is valid for them."""
+        """Keep a verdict for later loads, if it is valid for them."""
         if not verdict.lasting:
             return
         self._found[digest] = verdict
@@ -137,12 +142,12 @@ class Verdicts:
             await self._notes.write(self._name(capacity), self._key(digest), json.dumps(asdict(verdict)))
 
     async def read_run(self, most: int, bound: float) -> int | None:
-        """The settled size of prefill runs of at most `most` tokens and `bound` milliseconds; None if none is known."""
+        """The settled size of prefill runs of at most `most` tokens and `bound` milliseconds; None if unknown."""
         text = await self._notes.read(self._run_name, self._run_key(most, bound)) if self._notes is not None else None
         return int(text) if text is not None and text.isdecimal() and 0 < int(text) <= most else None
 
     async def write_run(self, most: int, bound: float, tokens: int) -> None:
-        """Keep it for later loads."""
+        """Keep the size for later loads."""
         if self._notes is not None:
             await self._notes.write(self._run_name, self._run_key(most, bound), str(tokens))
 
