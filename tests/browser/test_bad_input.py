@@ -236,7 +236,7 @@ def test_a_bad_request_is_refused(what: str, harness: Harness, scripts: PageScri
         ),
         ({"kind": "talk"}, "a request's kind is 'talk'; it must be"),
         ({"kind": "plan", "model": {"type": "llama"}}, 'a model\'s path is {"type":"llama"}, but must be a URL'),
-        ({"kind": "memory", "which": None}, "'which' is no field of the request 'memory'; it has kind"),
+        ({"kind": "memory", "which": None}, "'which' is not a field of the request 'memory'; it has kind"),
         (
             {"kind": "chat", "model": "x", "messages": []},
             "dtype, device, capture, run_ahead, max_new_tokens, search, max_length: missing",

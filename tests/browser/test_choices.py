@@ -150,7 +150,7 @@ def test_what_n_cannot_be_is_told(found: dict[str, Any]) -> None:
     assert {code for code, _ in refused.values()} == {"OptionError"}
     messages = {name: message for name, (_, message) in refused.items()}
     assert messages["greedy"].startswith(
-        "num_return_sequences (n) is 2, but the most probable token is taken each time"
+        "num_return_sequences (n) is 2, but without sampling all sequences are the same"
     )
     for name, value in {"many": "33", "none": "0", "text": '"2"'}.items():
         assert messages[name] == f"n is {value}; it must be a whole number from 1 to 32"

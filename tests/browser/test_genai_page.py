@@ -41,7 +41,7 @@ REFUSED = {
     "more sequences than beams": ("OptionError", "num_return_sequences (3) must be in [1, 2]"),
     "beams that are drawn": ("OptionError", "set do_sample=False, or num_beams=1"),
     "an output that is not there": ("OptionError", "the outputs are logits, present.%d.key"),
-    "an input of images": ("UnsupportedModelError", "'llama' takes tokens only"),
+    "an input of images": ("UnsupportedModelError", "'llama' takes only tokens"),
 }
 
 

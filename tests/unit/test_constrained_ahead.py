@@ -87,7 +87,7 @@ def test_where_no_token_fits_is_told() -> None:
 
 def test_a_grammar_of_several_readings_is_a_step_down() -> None:
     generator, paper = guided("root ::= [!-z] root [!-z] | [!-z]", "ebnf")
-    with pytest.warns(FallbackWarning, match="a grammar that the GPU follows: ebnf: the next byte does not tell"):
+    with pytest.warns(FallbackWarning, match="a grammar that the GPU follows: ebnf: the next byte does not determine"):
         assert asyncio.run(take(generator, 3)) == run_of(PROMPT, 3)
     [decoder] = paper.decoders
     assert all(burst == (1, True) for burst in decoder.submitted)

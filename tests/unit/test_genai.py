@@ -92,7 +92,7 @@ def test_a_rewind_to_the_last_token_leaves_no_room_for_two() -> None:
     one = generator(genai)
     generate(one)
     one.rewind_to(31)
-    with pytest.raises(CapstanError, match="has 32 tokens, max_length is 32"):
+    with pytest.raises(CapstanError, match="has 32 tokens; max_length is 32"):
         one.generate_next_token()
 
 

@@ -233,7 +233,7 @@ def test_an_output_without_a_row_for_each_token_is_not_shown(tmp_path: Path) -> 
 
     one = generator(genai, opened(genai, changed_graph(tmp_path / "model", add_output)), max_length=10)
     one.append_tokens(PROMPT)
-    with pytest.raises(CapstanError, match=r"sizes.*\[3\] after 5 tokens; outputs are shown that have a row for each"):
+    with pytest.raises(CapstanError, match=r"sizes.*\[3\] after 5 tokens; only outputs with a row for each"):
         one.get_output("sizes")
 
 

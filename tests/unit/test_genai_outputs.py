@@ -85,7 +85,7 @@ def test_tensors_of_beams_behind_their_prompt() -> None:
     one = generator(genai, num_beams=2)
     one.generate_next_token()
     one.generate_next_token()
-    with pytest.raises(CapstanError, match="right behind the prompt only"):
+    with pytest.raises(CapstanError, match="only directly after the prompt"):
         one.get_output("present.0.key")
 
 

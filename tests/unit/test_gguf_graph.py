@@ -121,7 +121,7 @@ def test_caches_that_other_layers_read_stay_whole_and_floats() -> None:
     model, decoder = made.graph(), gguf_decoder(made.file, "model.gguf")
     pairs = cache_pairs(decoder, model.graph)
     assert [pair.layer for pair in pairs] == [0, 0, 1, 1]
-    assert "layers.2/attn/GroupQueryAttention reads the caches of another one" in whole_because(model, pairs)
+    assert "layers.2/attn/GroupQueryAttention reads the caches of another node" in whole_because(model, pairs)
     with pytest.raises(
         UnsupportedModelError, match=r"int8 cannot be used if other layers read it, as /model/layers\.2"
     ):

@@ -128,7 +128,7 @@ def test_sizes_that_differ_from_the_configuration_are_named() -> None:
         UnsupportedModelError, match=r"past_key_values.0.key has 2 at dimension 1, .*num_key_value_heads is 4"
     ):
         graph.describe(model, replace(decoder, num_key_value_heads=4))
-    with pytest.raises(UnsupportedModelError, match=r"output logits has 512 columns, .*vocab_size is 500"):
+    with pytest.raises(UnsupportedModelError, match=r"output logits has 512 columns; .*vocab_size is 500"):
         graph.describe(model, decoder, 500)
 
 

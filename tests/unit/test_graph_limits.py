@@ -216,7 +216,7 @@ def test_the_number_of_logits_to_keep_is_that_of_all_without_trust_in_its_effect
     config = parse_genai_config((LLAMA / "genai_config.json").read_bytes())
     assert not graph.describe(kept, config.decoder).last_token_only
     del model.graph.initializer[-1]
-    with pytest.raises(UnsupportedModelError, match=r"input num_logits_to_keep \[\] that Capstan does not know"):
+    with pytest.raises(UnsupportedModelError, match=r"input num_logits_to_keep \[\] that Capstan cannot feed"):
         require_fed(graph.describe(model, config.decoder))
 
 

@@ -87,17 +87,17 @@ def test_ids_are_those_of_onnxruntime_genai(grammar: str, model: Model, native: 
     [
         (
             "start: <plain>",
-            "line 1, column 8: there is no special token '<plain>'; there are '</tool_call>, <tool_call>,",
+            "line 1, column 8: there is no special token '<plain>'; the special tokens are '</tool_call>, <tool_call>,",
         ),
         ('start: A\nA: <tool_call> "b"', "line 2, column 4: <tool_call> in a terminal; name special tokens in rules"),
-        ("start: <[300-302]>", "column 8: 300-302 has other tokens than special ones; write text as text"),
-        ("start: <[600]>", "600 has other tokens than special ones"),
-        ("start: <[7-5]>", "7-5 has other tokens than special ones"),
+        ("start: <[300-302]>", "column 8: 300-302 has tokens that are not special; write text as text"),
+        ("start: <[600]>", "600 has tokens that are not special"),
+        ("start: <[7-5]>", "7-5 has tokens that are not special"),
         ("start: <[^300]>", "there is no special token '<[^300]>'"),
         ("start: <[*]>", "there is no special token '<[*]>'"),
-        ('start: "a" <|im_end|> "b"', "column 12: a special token that ends outputs, with more behind it; put it last"),
-        ('start: t "x"\nt: <|im_end|>', "line 2, column 4: a special token that ends outputs, with more behind it"),
-        ("start: <|im_end|>*", "a special token that ends outputs, with more behind it"),
+        ('start: "a" <|im_end|> "b"', "column 12: a special token that ends outputs is followed by more; put it last"),
+        ('start: t "x"\nt: <|im_end|>', "line 2, column 4: a special token that ends outputs is followed by more"),
+        ("start: <|im_end|>*", "a special token that ends outputs is followed by more"),
     ],
 )
 def test_a_token_that_cannot_stand_there_is_refused_with_its_place(grammar: str, message: str, model: Model) -> None:

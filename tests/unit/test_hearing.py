@@ -195,7 +195,7 @@ def test_bad_input_is_refused_by_name(model: genai.Model, tmp_path: Path) -> Non
     images = genai.Images.open_bytes(b"any")
     refused(UnsupportedModelError, "hears and does not see", lambda: processor("a", images=images, audios=audios))
     refused(UnsupportedModelError, "takes no stream", model.create_streaming_processor)
-    refused(UnsupportedModelError, "models of streams are not supported", lambda: genai.StreamingProcessor(model))
+    refused(UnsupportedModelError, "streaming models are not supported", lambda: genai.StreamingProcessor(model))
     refused(PromptError, "needs a sound", lambda: finished(appended(generator(genai, model), [298])))
     two = inputs(genai, model, RISING, FALLING)
     refused(OptionError, "2 sounds were given; batch_size is 1", lambda: generator(genai, model).set_inputs(two))

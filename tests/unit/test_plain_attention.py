@@ -267,7 +267,7 @@ REFUSED: dict[str, tuple[Callable[[ModelProto], None], str]] = {
     "heads in turn": (heads_in_turn, "no product reads it with its heads repeated"),
     "part of a head": (part_of_a_head, "is not a rotary embedding of whole heads"),
     "other half first": (other_half_first, "is not a rotary embedding of whole heads"),
-    "sines of others": (sines_of_others, "(Cos): where Sin is expected"),
+    "sines of others": (sines_of_others, "(Cos): expected Sin"),
     "softmax over heads": (softmax_over_heads, "(Softmax): is not over the positions"),
     "cast keys": (cast_keys, "is cast to another type than the keys"),
     "past last": (past_last, "(Concat): does not append to past_key_values.0.key"),

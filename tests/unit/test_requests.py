@@ -184,7 +184,7 @@ def test_each_missing_field_is_told(kind: str) -> None:
     for name in LEAST[kind]:
         request = whole(kind)
         del request[name]
-        assert error(request) == f"{name}: missing in the request {kind!r}; null is for what is left open"
+        assert error(request) == f"{name}: missing in the request {kind!r}; null stands for an open value"
 
 
 @pytest.mark.parametrize(
@@ -220,17 +220,17 @@ def test_another_request_is_refused(request_: object, told: str) -> None:
             "guidance.type is 'json'; it must be 'json_schema', 'regex', 'lark_grammar' or 'ebnf'",
         ),
         ({"guidance": {"type": "regex", "data": 1}}, "guidance.data is 1; it must be a string"),
-        ({"guidance": {"type": "regex"}}, "guidance.data: missing in guidance; null is for what is left open"),
+        ({"guidance": {"type": "regex"}}, "guidance.data: missing in guidance; null stands for an open value"),
         ({"speculation": {"ngram_size": "3"}}, "speculation.ngram_size is '3'; it must be a whole number"),
         (
             {"speculation": {"ngram": 3}},
-            "'speculation.ngram' is no field of speculation; did you mean speculation.ngram_size? It has ngram_size, "
-            "max_draft_tokens",
+            "'speculation.ngram' is not a field of speculation; did you mean speculation.ngram_size? It has "
+            "ngram_size, max_draft_tokens",
         ),
         ({"model": {**HUB, "revision": 3}}, "model.revision is 3; it must be a string or null"),
         (
             {"model": {"repository": "a/b", "hub": "h"}},
-            "model.revision, model.token: missing in model; null is for what",
+            "model.revision, model.token: missing in model; null stands for",
         ),
     ],
 )
@@ -243,15 +243,15 @@ def test_an_unknown_field_is_refused_with_the_nearest_one(kind: str) -> None:
     known = ", ".join(fields_of(REQUESTS[kind]))
     assert (
         error({**whole(kind), "kin": 1})
-        == f"'kin' is no field of the request {kind!r}; did you mean kind? It has {known}"
+        == f"'kin' is not a field of the request {kind!r}; did you mean kind? It has {known}"
     )
-    assert error({**whole(kind), "?": 1}) == f"'?' is no field of the request {kind!r}; it has {known}"
+    assert error({**whole(kind), "?": 1}) == f"'?' is not a field of the request {kind!r}; it has {known}"
 
 
 def test_a_misspelt_token_is_not_shown() -> None:
     model = {"repository": "a/b", "hub": "h", "revision": None, "token": None, "tokn": "secret"}
     told = error({**whole("plan"), "model": model})
-    assert told.startswith("'model.tokn' is no field of model; did you mean model.token?")
+    assert told.startswith("'model.tokn' is not a field of model; did you mean model.token?")
     assert "secret" not in told
 
 

@@ -11,9 +11,9 @@
     while not generator.is_done():
         generator.generate_next_token()
 
-docs/genai.md lists every name with what is different and what is refused. Calls that compute wait, which in a page
-needs JavaScript Promise Integration; `capstan`'s own classes have asynchronous twins. Arrays are ndarrays where numpy
-can be imported, else memoryviews. Refused calls raise a `capstan.CapstanError`, which is a RuntimeError.
+docs/genai.md lists every name with its differences and refusals. Calls that compute wait, which in a page needs
+JavaScript Promise Integration; `capstan`'s own classes have asynchronous twins. Arrays are ndarrays if numpy can be
+imported, else memoryviews. Refused calls raise a `capstan.CapstanError`, which is a RuntimeError.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from .runtime import (
 from .token_texts import TokenizerStream
 
 __version__ = "0.18.0"
-"""The release of onnxruntime-genai whose names these are; `capstan` has its own."""
+"""The release of onnxruntime-genai that has these names; `capstan` has its own version."""
 __id__ = "capstan"
 __commit__ = ""
 

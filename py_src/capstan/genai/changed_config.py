@@ -42,17 +42,19 @@ class Config:
         )
 
     def overlay(self, text: str, /) -> None:
-        """Lay a JSON object over the file: its fields replace those of the same name. ConfigError unless it is one."""
+        """Lay a JSON object over the file: its fields replace fields of the same name. Raises ConfigError for other
+        JSON.
+        """
         try:
             changes = read_json(text)
         except NotJsonError as error:
             raise ConfigError(f"overlay: {error}; give a JSON object") from error
         if changes is not None and not isinstance(changes, dict):
-            raise ConfigError(f"overlay: a JSON object is expected, not {text[:60]}")
+            raise ConfigError(f"overlay: expected a JSON object, got {text[:60]}")
         self._overlay = laid_over(self._overlay, changes or {})
 
     def clear_providers(self) -> None:
-        """Forget all providers and the options that were set: the CPU computes. Those of the file stay."""
+        """Remove all providers and the options that were set, so that the CPU computes. Options of the file stay."""
         self._providers = []
         self._options.clear()
 
@@ -61,10 +63,11 @@ class Config:
         self._providers = [*(self._providers or []), name]
 
     def set_provider_option(self, provider: str, name: str, value: str, /) -> None:
-        """Set an option of a provider, and add the provider if need be; options from the file stay. WebGPU has two:
-        `enableGraphCapture`, "0" or "1" (loading the model with anything else raises ConfigError), and
-        `disable_file_mapped_weights`, whose "1" keeps weights out of the browser's storage. Loading warns of options
-        that Capstan does not know, as of those in the file."""
+        """Set an option of a provider, and add the provider if it is missing; options from the file stay. WebGPU has
+        two: `enableGraphCapture`, "0" or "1" (loading the model with anything else raises ConfigError), and
+        `disable_file_mapped_weights`, whose "1" keeps weights out of the browser's storage. Loading warns of unknown
+        options, here and in the file.
+        """
         if self._providers is None or provider not in self._providers:
             self.append_provider(provider)
         self._options.setdefault(provider, {})[name] = value
@@ -82,25 +85,25 @@ class Config:
         _not_chosen(provider, "vendor id", value)
 
     def clear_decoder_provider_options_hardware_device_type(self, provider: str, /) -> None:
-        """Nothing is chosen here; see set_decoder_provider_options_hardware_device_type."""
+        """Does nothing; see set_decoder_provider_options_hardware_device_type."""
 
     def clear_decoder_provider_options_hardware_device_id(self, provider: str, /) -> None:
-        """Nothing is chosen here; see set_decoder_provider_options_hardware_device_type."""
+        """Does nothing; see set_decoder_provider_options_hardware_device_type."""
 
     def clear_decoder_provider_options_hardware_vendor_id(self, provider: str, /) -> None:
-        """Nothing is chosen here; see set_decoder_provider_options_hardware_device_type."""
+        """Does nothing; see set_decoder_provider_options_hardware_device_type."""
 
     def add_model_data(self, name: str, data: Buffer, /) -> None:
         """Take the graph's file from memory: `name` is the decoder's filename in the configuration."""
         self._data[name] = bytes(memoryview(data))
 
     def remove_model_data(self, name: str, /) -> None:
-        """Forget what add_model_data gave. ModelFileError if it gave nothing of that name."""
+        """Remove the data that add_model_data added. Raises ModelFileError if there is none of that name."""
         if self._data.pop(name, None) is None:
-            raise ModelFileError(f"model data {name!r} was not found; add_model_data gives it")
+            raise ModelFileError(f"model data {name!r} was not found; add it with add_model_data")
 
     def choice(self) -> dict[str, Any]:
-        """Arguments for `capstan.Model` besides the path. OptionError for a provider that pages lack."""
+        """Arguments for `capstan.Model` besides the path. Raises OptionError for a provider that pages lack."""
         chosen = "configured"
         if self._providers is not None:
             kinds = [PROVIDERS.get(name.lower()) for name in self._providers]

@@ -1,7 +1,7 @@
-"""Tools of a prompt in the form in which the native package gives them to a chat template.
+"""Tools of a prompt in the native package's form for chat templates.
 
 That is Phi-4's form, `{"name", "description", "parameters": {NAME: {"type", "description"}}}`, unless the template
-seems to know OpenAI's. A message may have tools, too, as JSON in a text: the examples of the native package set `tools`
+seems to know OpenAI's. A message may also have tools, as JSON in a text: the examples of the native package set `tools`
 of the system message.
 """
 
@@ -20,11 +20,13 @@ __all__ = ["double_quoted", "messages_with_tools", "tools_for"]
 KNOWS_FUNCTIONS = re.compile(r"\btools?\s*\|\s*tojson|\btool\.function")
 """Templates that take tools in OpenAI's form."""
 QUOTES = re.compile(r"(?<=[{: ,])'|'(?=[}: ,])")
-"""Single quotes that the native package takes for those of keys and values."""
+"""Matches the single quotes that the native package treats as those of keys and values."""
 
 
 class ToolList(list[Any]):
-    """Tools of a message. A template may put them between texts, as Phi-4's does: `'<|tool|>' + message['tools']`."""
+    """Tools of a message. A template may concatenate them with texts, as Phi-4's does: `'<|tool|>' +
+    message['tools']`.
+    """
 
     def __add__(self, other: Any) -> Any:
         return f"{self}{other}" if isinstance(other, str) else super().__add__(other)
@@ -42,10 +44,10 @@ def tools_for(template: str, tools: str | None) -> list[Message] | None:
 
 
 def messages_with_tools(template: str, messages: str) -> tuple[list[Message], bool]:
-    """The messages, JSON, with the tools in them for that template; and whether there are any that are text. A text
-    that is no JSON stays as it is, where the native package raises.
+    """The messages, JSON, with their tools in the form for that template, and whether any tools are text. A text that
+    is not JSON stays unchanged; the native package raises.
 
-    Raises OptionError unless they are an array of objects, and tools in them another array.
+    Raises OptionError unless messages are an array of objects, and their tools arrays.
     """
     found, some = [], False
     for place, message in enumerate(read_messages("messages", messages)):
@@ -68,15 +70,16 @@ def tools_of(template: str, text: str, where: str) -> ToolList | str:
 
 
 def double_quoted(prompt: str) -> str:
-    """A prompt with tools in a message, which a template prints with single quotes: keys and values in double ones.
+    """A prompt with tools in a message, which a template prints with single quotes, with keys and values in double
+    quotes.
 
-    As in the native package, the whole prompt is changed, also what only looks like a key or a value.
+    As in the native package, the whole prompt is changed, including other text that looks like a key or a value.
     """
     return QUOTES.sub('"', prompt)
 
 
 def normalised(tool: Any) -> Any:
-    """A tool in Phi-4's form; one that is neither "function" nor "tool" has it already."""
+    """A tool in Phi-4's form; a tool that is neither "function" nor "tool" has it already."""
     if not isinstance(tool, Mapping):
         return tool
     function = tool.get("function") if tool.get("type") == "function" else tool
@@ -88,7 +91,7 @@ def normalised(tool: Any) -> Any:
 
 
 def flat(parameters: Any) -> Any:
-    """OpenAI's schema of parameters as Phi-4 has it: type and description by name."""
+    """OpenAI's schema of parameters in Phi-4's form: type and description by name."""
     properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
     if not isinstance(properties, Mapping):
         return parameters

@@ -25,7 +25,7 @@ class Numbered(Enum):
 
 
 class FinishReason(Numbered):
-    """Why a turn ended."""
+    """The reason for a turn's end."""
 
     NONE = 0
     EOS = 1
@@ -61,7 +61,7 @@ class EngineEventFlags(IntFlag):
 
 @dataclass(frozen=True)
 class TurnUsage:
-    """Tokens of a turn, told when it is finished."""
+    """The token counts of a turn, reported when it is finished."""
 
     prompt_tokens: int = 0
     generated_tokens: int = 0
@@ -70,8 +70,9 @@ class TurnUsage:
 
 @dataclass(frozen=True)
 class EngineCapabilities:
-    """`configured_max_batch_size` requests at once (0: any number); `max_request_length` and `max_scheduled_tokens`
-    are 0, as in the native package where nothing limits them."""
+    """`configured_max_batch_size` requests at once (0: any number); `max_request_length` and `max_scheduled_tokens` are
+    0, as in the native package without limits.
+    """
 
     configured_max_batch_size: int = 0
     max_request_length: int = 0

@@ -1,4 +1,4 @@
-"""The engine: several requests at once, each with turns, told by events."""
+"""The engine: several requests at once, each with turns, reported by events."""
 
 from __future__ import annotations
 
@@ -39,14 +39,15 @@ class EngineEventBuffer:
 
     def __getitem__(self, place: int, /) -> EngineEvent:
         if not 0 <= place < len(self._events):
-            raise IndexError(f"event {place}: there are {len(self._events)}")
+            raise IndexError(f"event {place}: the buffer has {len(self._events)} events")
         return self._events[place]
 
 
 class Engine:
-    """Answers several requests in turn, a token of each in every `run`. Those that pick by the same options are rows of
-    one step, and join and leave it at any time (capstan.row_pool); with a seed, a grammar or other limits a request has
-    a generator of its own. A request that is dropped leaves the engine."""
+    """Answers several requests in turn, a token of each in every `run`. Requests that pick by the same options are rows
+    of one step, and join and leave it at any time (generation/row_pool.py); a request with a seed, a grammar or other
+    limits has a separate generator. A request that is dropped leaves the engine.
+    """
 
     def __init__(self, model: Model, /) -> None:
         self._model = model
@@ -54,10 +55,10 @@ class Engine:
         self._pools: weakref.WeakValueDictionary[str, RowPool] = weakref.WeakValueDictionary()
         """The shared rows, by the options with which their sequences pick."""
         self._turn = 0
-        """The place of the request that is served first where the buffer does not hold all."""
+        """The index of the request that is served first if the buffer does not hold all events."""
 
     def create_request(self, *, options: RequestOptions | None = None) -> Request:
-        """A request without a turn yet."""
+        """A request without turns."""
         search = self._model.capstan.search
         limit = int(search.max_length or self._model.capstan.config.context_length)
         if options is not None and options.max_session_tokens:
@@ -73,11 +74,11 @@ class Engine:
         return request
 
     def create_event_buffer(self, capacity: int) -> EngineEventBuffer:
-        """Room for the events of a run."""
+        """A buffer for the events of a run."""
         return EngineEventBuffer._of(self, count("capacity", capacity))
 
     def get_capabilities(self) -> EngineCapabilities:
-        """How much the engine takes."""
+        """The limits of the engine."""
         return EngineCapabilities()
 
     def get_speculative_stats(self) -> dict[str, Any]:
@@ -89,14 +90,17 @@ class Engine:
         return any(True for _ in self._active())
 
     def max_draft_tokens_per_proposal(self) -> int:
-        """0: drafts are not taken."""
+        """0: the engine takes no drafts."""
         return 0
 
     def run(self, buffer: EngineEventBuffer) -> EngineEventBuffer:
-        """Generate the next token of each request with a turn under way, as many as the buffer holds events.
-        OptionError for the buffer of another engine."""
+        """Generate the next token of each request with a turn under way, up to the buffer's number of events. Raises
+        OptionError for another engine's buffer.
+        """
         if buffer._engine() is not self:
-            raise OptionError("run: the buffer belongs to another engine; create_event_buffer of this one makes one")
+            raise OptionError(
+                "run: the buffer belongs to another engine; make one with this engine's create_event_buffer"
+            )
         active = list(self._active())
         buffer._events.clear()
         if not active:

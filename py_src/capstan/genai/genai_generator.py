@@ -23,9 +23,9 @@ __all__ = ["Generator"]
 class Generator:
     """Generates tokens of one sequence, or of the rows of a batch. `capstan` is the capstan.Generator that it wraps.
 
-    As in the native package, `is_done` turns true when a token was generated that ends the sequence; after an
+    As in the native package, `is_done` becomes true when the generated token ends the sequence; after an
     end-of-sequence token `generate_next_token` gives padding, at max_length it raises. After `rewind_to(n)` the first
-    `generate_next_token` puts the old token n back and generates the one after it.
+    `generate_next_token` restores the old token n and generates the token after it.
 
     A generator that is dropped is freed; `generator.capstan.close()` frees it now.
     """
@@ -39,7 +39,7 @@ class Generator:
         self._type, self._config = model.type, model.capstan.config
         self._next = [0] * self._rows
         self._back: int | None = None
-        """The token that a rewind cut off first, which `generate_next_token` puts back."""
+        """The first token that a rewind cut off, which `generate_next_token` restores."""
         self._done = False
         whole = bool(params.get_search_options()["past_present_share_buffer"])
         self._last = LastRun(model.capstan, self.capstan, chosen, whole)
@@ -76,7 +76,7 @@ class Generator:
     def generate_next_token(self) -> None:
         """Generate one token; `get_next_tokens` gives it."""
         if self._terminated:
-            raise OptionError("the session is terminated; set_runtime_option('terminate_session', '0') ends that")
+            raise OptionError("the session is terminated; call set_runtime_option('terminate_session', '0') first")
         if self._done and self.capstan.finish_reason == "eos":
             self._next = [self._pad] * self._rows
             return
@@ -88,8 +88,8 @@ class Generator:
             self._back = None
         if self.capstan.token_count() >= self.capstan.max_length:
             raise OptionError(
-                f"generate_next_token: the sequence has {self.capstan.token_count()} tokens, max_length is "
-                f"{self.capstan.max_length}; rewind_to, or make a generator with a larger one"
+                f"generate_next_token: the sequence has {self.capstan.token_count()} tokens; max_length is "
+                f"{self.capstan.max_length}: rewind_to, or make a generator with a larger max_length"
             )
         self._go_on()
         if logs("generate_next_token"):
@@ -100,7 +100,7 @@ class Generator:
         self._log_step()
 
     def _go_on(self) -> None:
-        """The picked tokens are run, if there are any."""
+        """Note that the model runs on the picked tokens, if there are any."""
         if self._last.picked is not None:
             self._last.go_on()
             self._log_run()
@@ -157,19 +157,18 @@ class Generator:
         return as_array(flat_numbers(self.capstan.get_logits()), "float32", [self._rows, 1, self._vocabulary])
 
     def set_logits(self, values: Any, /) -> None:
-        """Replace the logits of the next tokens: numbers of any shape, as many as the vocabulary has tokens for each
-        row."""
+        """Replace the logits of the next tokens: numbers of any shape, one for each token of the vocabulary and row."""
         numbers, needed = flat_numbers(values), self._rows * self._vocabulary
         if len(numbers) != needed:
-            raise OptionError(f"set_logits: {len(numbers)} numbers were given; {needed} are needed")
+            raise OptionError(f"set_logits: {len(numbers)} numbers were given; give {needed}")
         self.capstan.set_logits(array("f", numbers))
 
     def get_input(self, name: str, /) -> Any:
         """An input of the last run: the tokens int64 [rows, tokens], the mask int64 [rows, positions], a cache [rows,
         heads, positions, head size] or a state. OptionError for another name.
 
-        A cache has max_length positions where past and present share a buffer, the rest zeros; it is found by running
-        the sequence once more, over a KV cache of its own.
+        If past and present share a buffer, a cache has max_length positions, the unused ones zero. It is computed by
+        running the sequence again, over a separate KV cache.
         """
         return self._last.input(name)
 
@@ -177,17 +176,18 @@ class Generator:
         """An output of the last run: logits, float32 [rows, tokens of the run, vocabulary], a cache or a state as
         get_input shows them. OptionError for another name.
 
-        Logits but those that the next token is picked from cost a run of the model for each token.
+        Logits other than those of the next token take one run of the model for each token.
         """
         return self._last.output(name)
 
     def set_model_input(self, name: str, value: Any, /) -> None:
         """Refused with UnsupportedModelError: Capstan feeds all inputs of the models that it runs."""
-        raise UnsupportedModelError(f"set_model_input({name!r}): a model of type {self._type!r} takes tokens only")
+        raise UnsupportedModelError(f"set_model_input({name!r}): a model of type {self._type!r} takes only tokens")
 
     def set_inputs(self, inputs: NamedTensors, /) -> None:
-        """Take what a processor made: the sounds that the sequences hear, or the pictures in the prompt, and the first
-        tokens. UnsupportedModelError for text models, as by the native package."""
+        """Take a processor's results: the sounds that the sequences hear, or the pictures in the prompt, and the first
+        tokens. Raises UnsupportedModelError for text models, like the native package.
+        """
         if self._config.processor is None:
             raise UnsupportedModelError(f"set_inputs: use append_tokens for a model of type {self._type!r}")
         names = list(inputs.keys())
@@ -197,7 +197,7 @@ class Generator:
         if needed not in names or any(name not in (needed, *others) for name in names):
             may = " and ".join(others)
             raise BindingError(
-                f"set_inputs: the inputs are {', '.join(names) or 'nothing'}; {needed} is needed, {may} may be there"
+                f"set_inputs: the inputs are {', '.join(names) or 'nothing'}; give {needed}, and optionally {may}"
             )
         length = self.capstan.token_count()
         if sees and length:
@@ -210,15 +210,16 @@ class Generator:
             self.append_tokens(inputs[IDS])
 
     def set_hidden_states(self, values: Any, /) -> None:
-        """Refused with UnsupportedModelError: it is for heads that predict several tokens."""
-        raise UnsupportedModelError(f"set_hidden_states: a model of type {self._type!r} takes tokens only")
+        """Refused with UnsupportedModelError: hidden states are for heads that predict several tokens."""
+        raise UnsupportedModelError(f"set_hidden_states: a model of type {self._type!r} takes only tokens")
 
     def snapshot_state(self) -> None:
-        """Nothing to do: Capstan keeps by itself what a rewind needs."""
+        """Does nothing: Capstan keeps snapshots for rewinds by itself."""
 
     def set_active_adapter(self, adapters: Adapters, name: str, /) -> None:
-        """Run the model with an adapter from here on; a further one is laid over it. OptionError for an unknown name,
-        or adapters of another Adapters than the first one."""
+        """Run the model with an adapter from here on; a further one is laid over it. Raises OptionError for an unknown
+        name, and for an Adapters object other than the first.
+        """
         self.capstan.set_active_adapter(adapters.capstan, name)
         self._last.adapted = True
 

@@ -28,7 +28,7 @@ class Model:
 
     @property
     def type(self) -> str:
-        """The model type, as 'llama'."""
+        """The model type, such as 'llama'."""
         return self.capstan.type
 
     @property
@@ -37,11 +37,11 @@ class Model:
         return NAMES[self.capstan.device_type]
 
     def create_multimodal_processor(self) -> MultiModalProcessor:
-        """The processor of a Whisper model's sounds. UnsupportedModelError for a model of text."""
+        """The processor of a model's sounds or pictures. UnsupportedModelError for text models."""
         return MultiModalProcessor._of(self.capstan)
 
     def create_streaming_processor(self) -> NoReturn:
-        """UnsupportedModelError: models of streams are refused at load."""
+        """Refused with UnsupportedModelError: streaming models are refused at load."""
         raise UnsupportedModelError(f"a streaming processor: a model of type {self.type!r} takes no stream")
 
 
@@ -59,5 +59,7 @@ class Adapters:
         self.capstan.load(path, name)
 
     def unload(self, name: str, /) -> None:
-        """Free an adapter that no generator uses. OptionError while one has it, and for an unknown name."""
+        """Free an adapter that no generator uses. Raises OptionError while a generator uses it, and for an unknown
+        name.
+        """
         self.capstan.unload(name)

@@ -1,4 +1,4 @@
-"""Tensors, and the arrays that scripts for onnxruntime-genai give and get."""
+"""Tensors, and the arrays that scripts for onnxruntime-genai pass and receive."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ELEMENT_TYPES = {
 
 
 def as_array(values: Iterable[int] | Iterable[float], dtype: str, shape: Sequence[int]) -> Any:
-    """Values as an ndarray; where numpy is not there as a memoryview, which has no dimension of size 0."""
+    """Values as an ndarray; without numpy as a memoryview, which has no dimension of size 0."""
     data: array[Any] = array(FORMATS[dtype], values)
     if numpy is not None:
         return numpy.frombuffer(data, dtype).reshape(shape) if len(data) else numpy.empty(shape, dtype)
@@ -45,7 +45,7 @@ def as_array(values: Iterable[int] | Iterable[float], dtype: str, shape: Sequenc
 
 
 def of_bytes(data: bytes, dtype: str, shape: Sequence[int]) -> Any:
-    """Numbers as an ndarray; where numpy is not there as a memoryview, of float16 its bits."""
+    """Numbers as an ndarray; without numpy as a memoryview, for float16 of its bits."""
     if numpy is not None:
         return numpy.frombuffer(data, dtype).reshape(shape).copy()
     kind = {**FORMATS, "float16": "H"}[dtype]
@@ -66,8 +66,8 @@ def listed(value: Any) -> Any:
 def token_rows(tokens: Any) -> list[list[int]]:
     """Rows of token ids from a number, a list, an array or a Tensor of one or two dimensions.
 
-    Unlike the native package, which takes 1.5 for 1 and '5' for 5: PromptError for what is no integer, and for rows of
-    different length.
+    Raises PromptError for values that are not integers, and for rows of different length; the native package takes 1.5
+    for 1 and '5' for 5.
     """
     if tokens is None or isinstance(tokens, bytes | bytearray | str):
         kind = type(tokens).__name__
@@ -108,8 +108,9 @@ def flat_numbers(values: Any) -> list[float]:
 
 
 class Tensor:
-    """An array, copied when it is made. TypeError unless it is one; BindingError for an element type that ONNX's
-    tensors have not."""
+    """An array, copied when it is made. Raises TypeError for anything else, BindingError for an element type unknown to
+    ONNX tensors.
+    """
 
     def __init__(self, values: Any, /) -> None:
         if isinstance(values, list | tuple | str | bytes):
@@ -132,7 +133,7 @@ class Tensor:
         return self._dtype
 
     def shape(self) -> list[int]:
-        """Its sizes."""
+        """The sizes of the dimensions."""
         return list(self._shape)
 
     def type(self) -> int:
@@ -140,11 +141,11 @@ class Tensor:
         return ELEMENT_TYPES[self._dtype]
 
     def data(self) -> memoryview:
-        """Its bytes; the native package gives an address."""
+        """The bytes; the native package gives an address."""
         return memoryview(self._values).cast("B") if prod(self._shape) else memoryview(b"")
 
     def as_numpy(self) -> Any:
-        """A copy as an ndarray (a memoryview where numpy is not there)."""
+        """A copy as an ndarray (a memoryview without numpy)."""
         if numpy is not None:
             return self._values.copy()
         return memoryview(bytearray(self.data())).cast(self._values.format, self._values.shape)
@@ -164,7 +165,7 @@ class NamedTensors:
 
     def __getitem__(self, name: str, /) -> Tensor:
         if name not in self._tensors:
-            raise BindingError(f"there is no tensor {name!r}; there are {', '.join(self._tensors) or 'none'}")
+            raise BindingError(f"there is no tensor {name!r}; the names are {', '.join(self._tensors) or 'none'}")
         return self._tensors[name]
 
     def __setitem__(self, name: str, value: Any, /) -> None:

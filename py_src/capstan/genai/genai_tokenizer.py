@@ -36,7 +36,9 @@ class Tokenizer:
         self._tokenizer.update_options(**options)
 
     def encode(self, text: str, /) -> Any:
-        """Token ids of a text, int32 [tokens]. ArgumentTypeError unless it is a text that UTF-8 can hold."""
+        """Token ids of a text, int32 [tokens]. Raises ArgumentTypeError for anything but a text that UTF-8 can
+        encode.
+        """
         ids = self._tokenizer.encode(checked_text(text))
         return as_array(ids, "int32", [len(ids)])
 
@@ -55,7 +57,7 @@ class Tokenizer:
         return [self._tokenizer.decode(row) for row in token_rows(tokens)]
 
     def to_token_id(self, text: str, /) -> int:
-        """The id of a token, as the vocabulary writes it; -1 if there is none."""
+        """The id of a token in the vocabulary's spelling; -1 if there is none."""
         return self._tokenizer.to_token_id(text)
 
     @property
@@ -102,8 +104,8 @@ class Tokenizer:
         tools: str | None = None,
         add_generation_prompt: bool = True,
     ) -> str:
-        """The prompt for `messages`, a JSON array of {"role", "content"}; `tools` is JSON too, "" is none, and so are
-        `tools` of a message. As in the native package, a template that seems not to know OpenAI's form of tools gets
+        """The prompt for `messages`, a JSON array of {"role", "content"}. `tools`, here and in a message, is also JSON;
+        "" means none. As in the native package, a template that does not seem to know OpenAI's form of tools gets
         Phi-4's; tools in a message turn single quotes of keys and values into double ones in the whole prompt.
         """
         template = self._tokenizer.get_chat_template(template_str, tools or None)
@@ -114,7 +116,7 @@ class Tokenizer:
         return double_quoted(prompt) if quoted else prompt
 
     def create_stream(self) -> TokenizerStream:
-        """A decoder for ids that come one at a time."""
+        """A decoder for ids that arrive one at a time."""
         return TokenizerStream._of(self._tokenizer.create_stream())
 
 

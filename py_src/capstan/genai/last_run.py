@@ -28,8 +28,8 @@ T = TypeVar("T")
 class LastRun:
     """Inputs and outputs of a generator's last run.
 
-    Capstan keeps none of them: tokens come to the host one by one, and the GPU may be some ahead. The logits of all
-    tokens of a run, caches and states are found by running the sequence once more, over a KV cache of its own.
+    Capstan keeps none of them: tokens reach the host one by one, and the GPU may be some tokens ahead. The logits of
+    all tokens of a run, caches and states are computed by running the sequence again, over a separate KV cache.
     """
 
     def __init__(self, model: Model, generator: Generator, params: GeneratorParams, whole_caches: bool) -> None:
@@ -38,18 +38,18 @@ class LastRun:
         self._pad = model.config.pad_token_id if search.batch_size > 1 else None
         self._beams = search.num_beams > 1
         self._whole_caches = whole_caches and not self._beams
-        """Whether caches have room for all positions, as where past and present share a buffer."""
+        """Whether caches have room for all positions, because past and present share a buffer."""
         self.tokens: list[list[int]] = []
         """The tokens of the last run, row by row; empty before the first."""
         self.picked: list[int] | None = None
-        """The tokens that were picked from its logits, which the next run takes."""
+        """The tokens picked from its logits, on which the next run runs."""
         self._padded: list[set[int]] = [set() for _ in range(self._rows)]
         """Positions of padding."""
         self.adapted = False
-        """Whether a LoRA adapter is active; the sequence would have to be run again with it."""
+        """Whether a LoRA adapter is active; then tensors are not shown."""
 
     def begin(self, rows: list[list[int]]) -> None:
-        """Tokens were appended: rows of a batch, or those of every sequence."""
+        """Note that tokens were appended: rows of a batch, or the tokens of every sequence."""
         self.tokens = [row for row in rows for _ in range(self._rows // len(rows))]
         self.picked = None
         for padded, row in zip(self._padded, self.tokens, strict=True):
@@ -60,16 +60,16 @@ class LastRun:
                 padded.add(end)
 
     def forget(self) -> None:
-        """The sequence was cut."""
+        """Note that the sequence was cut."""
         self.tokens, self.picked = [], None
 
     def go_on(self) -> None:
-        """The picked tokens were run."""
+        """Note that the model ran on the picked tokens."""
         if self.picked is not None:
             self.tokens, self.picked = [[token] for token in self.picked], None
 
     def input(self, name: str) -> Any:
-        """An input by the name that genai_config.json gives it. OptionError if there is none, or before a run."""
+        """An input by its name in genai_config.json. Raises OptionError if there is none, or before a run."""
         names = self._model.config.decoder.inputs
         about = self._about
         if is_carried(name, vars(names).values()):
@@ -80,7 +80,7 @@ class LastRun:
         if name not in (names.input_ids, about.mask, about.position_ids) or not name:
             raise OptionError(f"get_input({name!r}): the inputs are {listed(names)}")
         if not self.tokens:
-            raise OptionError(f"get_input({name!r}): nothing was run yet; append tokens first")
+            raise OptionError(f"get_input({name!r}): there was no run yet; append tokens first")
         if name == names.input_ids:
             return as_array(chain(*self.tokens), about.ids_dtype, [len(self.tokens), len(self.tokens[0])])
         length = self._length()
@@ -93,7 +93,7 @@ class LastRun:
         return as_array(mask, "int64", [len(self._padded), length])
 
     def output(self, name: str) -> Any:
-        """An output by the name that genai_config.json gives it. OptionError if there is none, or before a run."""
+        """An output by its name in genai_config.json. Raises OptionError if there is none, or before a run."""
         names = self._model.config.decoder.outputs
         if is_carried(name, vars(names).values()):
             return self._carried(name, self._length())
@@ -101,7 +101,7 @@ class LastRun:
         if name not in (names.logits, *others):
             raise OptionError(f"get_output({name!r}): the outputs are {', '.join([listed(names), *others])}")
         if not self.tokens:
-            raise OptionError(f"get_output({name!r}): nothing was run yet; append tokens first")
+            raise OptionError(f"get_output({name!r}): there was no run yet; append tokens first")
         if name != names.logits:
             return self._other(name)
         count, vocabulary = len(self.tokens[0]), self._model.config.vocab_size
@@ -112,7 +112,7 @@ class LastRun:
         return as_array(found, "float32", [self._rows, count, vocabulary])
 
     def log(self, logits: Callable[[], Any]) -> None:
-        """Write the log's lines of tensors that are switched on; `logits` gives the logits of the next token."""
+        """Write the enabled log lines of tensors; `logits` gives the logits of the next token."""
         about = self._about
         carried: tuple[CachePair | StateTensor, ...] = (*about.cache, *about.states)
         if logs("model_input_values"):
@@ -149,8 +149,8 @@ class LastRun:
             _, *rest = dims = found.dims
             if dims[:2] != (1, len(tokens)):
                 raise UnsupportedModelError(
-                    f"get_output({name!r}): it is {list(dims)} after {len(tokens)} tokens; outputs are shown that have "
-                    "a row for each token, [1, tokens, ...]"
+                    f"get_output({name!r}): it is {list(dims)} after {len(tokens)} tokens; only outputs with a row "
+                    "for each token, [1, tokens, ...], are shown"
                 )
             size = len(found.data) // len(tokens)
             each = {place: found.data[index * size :][:size] for index, place in enumerate(places)}
@@ -158,7 +158,7 @@ class LastRun:
         return of_bytes(b"".join(parts), found.dtype, (self._rows, count, *rest[1:]))
 
     def _logits(self, row: int, count: int) -> list[float]:
-        """Those of the last positions of a row, 0 at padding."""
+        """The logits of the last positions of a row, 0 at padding."""
         tokens, places = self._run_tokens(row)
         end = self._length()
         first = sum(place < end - count for place in places)
@@ -171,13 +171,13 @@ class LastRun:
         return shown
 
     def _carried(self, name: str, length: int) -> Any:
-        """A cache of `length` positions, or a state after as many, of all rows."""
+        """A cache of `length` positions, or a state after `length` positions, of all rows."""
         parts = [self._row_carried(row, name, length) for row in range(self._rows)]
         first = parts[0]
         return of_bytes(b"".join(part.data for part in parts), first.dtype, (self._rows, *first.dims[1:]))
 
     def _row_carried(self, row: int, name: str, length: int) -> CarriedTensor:
-        """That of a row; the cache has zeros at padding, and after it where it is shown as a whole."""
+        """The cache or state of one row; a cache has zeros at padding, and at unused positions if it is shown whole."""
         tokens, places = self._run_tokens(row)
         places = [place for place in places if place < length]
         tensor = self._wait(self._replay(row).carried(tokens[: len(places)], name))
@@ -201,13 +201,13 @@ class LastRun:
                 "tensors of runs with an adapter are not shown; get_logits gives the last logits"
             )
         if self._beams and self.tokens and length > len(self.tokens[0]):
-            raise UnsupportedModelError("tensors of beams are shown right behind the prompt only; set num_beams=1")
+            raise UnsupportedModelError("tensors of beams are shown only directly after the prompt; set num_beams=1")
         sequence = self._generator.get_sequence(0 if self._beams else row) if length else []
         places = [place for place in range(length) if place not in self._padded[row]]
         return [sequence[place] for place in places], places
 
     def _length(self) -> int:
-        """Positions that were run."""
+        """The number of positions that ran."""
         if not self.tokens:
             return 0
         return self._generator.token_count() - (self.picked is not None)
@@ -220,7 +220,7 @@ class LastRun:
 
 
 def is_carried(name: str, patterns: Iterable[str]) -> bool:
-    """Whether it is one of the names that have a %d for the layer: of a cache or a state."""
+    """Whether a name matches one with a %d for the layer: a cache or a state."""
     for pattern in patterns:
         before, counts, behind = pattern.partition("%d")
         layer = name.removeprefix(before).removesuffix(behind)

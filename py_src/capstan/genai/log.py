@@ -1,4 +1,4 @@
-"""The log of the native package: what a generator does, line by line, to a function, a file or the error output."""
+"""The log of the native package: lines about a generator's work, for a function, a file or the error output."""
 
 from __future__ import annotations
 
@@ -23,20 +23,21 @@ SWITCHES = (
 )
 """Log options that are on or off; `filename` is a text."""
 SHOWN = 5
-"""Values that are shown of each end of a tensor."""
+"""The number of values shown at each end of a tensor."""
 TYPES = {"l": "int64", "q": "int64", "f": "float32", "e": "float16", "H": "float16"}
-"""Element types by the format of a memoryview; without numpy one of float16 has the bits."""
+"""Element types by the format of a memoryview; without numpy, float16 is shown as its bits."""
 
 on = dict.fromkeys(SWITCHES, False) | dict.fromkeys(("ansi_tags", "warning", "value_stats"), True)
 sinks: list[Callable[[str], Any] | Path] = []
-"""The function or the file that gets the lines, whichever was set last."""
+"""The function or the file that receives the lines, whichever was set last."""
 
 
 def set_log_options(**options: Any) -> None:
     """Switches of the log, and `filename`: nothing is written before `enabled` is True; "" closes the file. Lines of
-    tensors cost runs of the whole sequence, like get_input and get_output. Lines of onnxruntime are not written:
-    turning these on is a step down, with a warning. OptionError for an unknown name, a value of another type, or a file
-    that cannot be written."""
+    tensors take runs of the whole sequence, like get_input and get_output. Lines of onnxruntime are not written;
+    turning them on is a step down, with a warning. OptionError for an unknown name, a value of another type, or a file
+    that cannot be written.
+    """
     for name, value in options.items():
         if name not in SWITCHES and name != "filename":
             raise OptionError(f"{name!r} is not a log option; the options are {', '.join(SWITCHES)}, filename")
@@ -52,12 +53,12 @@ def set_log_options(**options: Any) -> None:
 
 
 def set_log_callback(callback: Callable[..., Any] | None, /) -> None:
-    """Give each line to a function; None ends that."""
+    """Pass each line to a function; None ends that."""
     sinks[:] = [] if callback is None else [callback]
 
 
 def to_file(name: str) -> None:
-    """Begin a file for the lines."""
+    """Open a file for the lines."""
     if not name:
         sinks.clear()
         return
@@ -93,8 +94,9 @@ def tensor_lines() -> bool:
 
 
 def log_tensor(name: str, tensor: Any, values: bool) -> None:
-    """Write a tensor's name and shape, and its values if it has any and they are wanted. As in the native package, a
-    shape alone ends without a new line."""
+    """Write a tensor's name and shape, and its values if there are any and they are enabled. As in the native package,
+    a shape without values ends without a line break.
+    """
     view = memoryview(tensor)
     shape = view.shape or ()
     sizes = "".join(f"{size} " for size in shape)
@@ -116,7 +118,7 @@ def write_values(view: memoryview[Any], before: str = "") -> None:
     floats = view.format in "feH"
     found: array[Any] = array("f" if floats else "q")
     if view.itemsize == 2:
-        # array has no float16.
+        # The array module has no float16.
         found.extend(struct.unpack(f"{len(data) // 2}e", data))
     else:
         found.frombytes(data)
@@ -134,7 +136,7 @@ def write_values(view: memoryview[Any], before: str = "") -> None:
 
 
 def fields(**values: object) -> str:
-    """Names and values as a line has them, the last name in another colour."""
+    """Names and values in the form of a log line, the last name in another colour."""
     *_, last = values
     found = []
     for name, value in values.items():

@@ -13,7 +13,7 @@ __all__ = ["Audios", "Images"]
 
 
 class MediaFiles:
-    """The contents of files, and what messages call them."""
+    """The contents of files, and their names in messages."""
 
     _kind: ClassVar[str]
     _error: ClassVar[type[CapstanError]]
@@ -51,7 +51,7 @@ class MediaFiles:
 
 
 class Audios(MediaFiles):
-    """Sound files: WAV, and on CPython what the package soundfile reads."""
+    """Sound files: WAV, and on CPython the formats of the package soundfile."""
 
     _kind, _error, _remedy = "sound", SoundError, "give the content of a sound file"
     # 30 seconds of 8 channels at 192 kHz have 368 MB as 64-bit floats.
@@ -64,7 +64,7 @@ class Audios(MediaFiles):
 
     @staticmethod
     def open_bytes(*contents: bytes) -> Audios:
-        """The contents of such files. Raises SoundError for one of no length."""
+        """The contents of such files. Raises SoundError for an empty one."""
         return Audios._open_bytes(contents)
 
 
@@ -81,5 +81,5 @@ class Images(MediaFiles):
 
     @staticmethod
     def open_bytes(*contents: bytes) -> Images:
-        """The contents of such files. Raises PictureError for one of no length."""
+        """The contents of such files. Raises PictureError for an empty one."""
         return Images._open_bytes(contents)

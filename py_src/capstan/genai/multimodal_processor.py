@@ -1,4 +1,4 @@
-"""The processors that make a model's inputs of prompts, and of sounds or pictures."""
+"""The processors that make a model's inputs from prompts, and from sounds or pictures."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ GRID, TYPES, NUMBERS = "image_grid_thw", "token_type_ids", "num_image_tokens"
 
 
 class MultiModalProcessor:
-    """Makes a model's inputs of prompts, and of sounds or pictures; `Model.create_multimodal_processor` gives one."""
+    """Makes a model's inputs from prompts, and from sounds or pictures; `Model.create_multimodal_processor` returns
+    one.
+    """
 
     def __init__(self) -> None:
         raise TypeError("MultiModalProcessor: No constructor defined!")
@@ -45,11 +47,11 @@ class MultiModalProcessor:
     def _of(cls, model: CapstanModel) -> MultiModalProcessor:
         name = model.config.processor
         if name is None:
-            raise UnsupportedModelError(f"a multimodal processor: a model of type {model.type!r} takes text only")
+            raise UnsupportedModelError(f"a multimodal processor: a model of type {model.type!r} takes only text")
         if model.config.vision is not None and model.type not in SEEN_TYPES:
             raise UnsupportedModelError(
-                f"a multimodal processor: onnxruntime-genai has none for a repository of type {model.type!r}; ask it "
-                "in a chat, as docs/see.md says"
+                f"a multimodal processor: onnxruntime-genai has none for a repository of type {model.type!r}; use it "
+                "in a chat, as in docs/see.md"
             )
         made = cls.__new__(cls)
         made._model, made._tokenizer = model, Tokenizer(model)
@@ -97,7 +99,7 @@ class MultiModalProcessor:
         return found
 
     def _seen(self, prompt: str | Sequence[str] | None, images: Images | None) -> NamedTensors:
-        """The inputs of a model that sees, as the native package makes them for Gemma 3."""
+        """The inputs of a model that sees, in the native package's form for Gemma 3."""
         count = len(images._files) if images is not None else 0
         if prompt is not None and not isinstance(prompt, str):
             raise ArgumentTypeError("prompts: a model that sees takes one prompt; give a text")
@@ -139,7 +141,7 @@ class MultiModalProcessor:
         return decoded(self._tokenizer, tokens)
 
     def create_stream(self) -> TokenizerStream:
-        """A decoder for ids that come one at a time."""
+        """A decoder for ids that arrive one at a time."""
         return TokenizerStream._of(self._tokenizer.create_stream())
 
 
@@ -164,7 +166,7 @@ def pictures_of(inputs: NamedTensors) -> list[Features]:
 
 
 def items_of(tensor: Tensor) -> list[Features]:
-    """The features of each sound, or the pixel values of each picture, from those of all."""
+    """The features of each sound, or the pixel values of each picture, cut from those of all."""
     count, *dims = tensor.shape()
     data = bytes(tensor.data())
     size = len(data) // count if count else 0

@@ -1,4 +1,4 @@
-"""Names of onnxruntime-genai without an implementation in Capstan: each raises an error with its name."""
+"""Names of onnxruntime-genai without an implementation in Capstan; each raises an error with its name."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ class StreamingProcessor:
     """The native splitter of speech: refused, like the models that need it."""
 
     def __init__(self, model: Model, /) -> None:
-        refuse(
-            "StreamingProcessor", f"models of streams are not supported, and this one is {model.type!r}; {TEXT_ONLY}"
-        )
+        refuse("StreamingProcessor", f"streaming models are not supported, and this one is {model.type!r}; {TEXT_ONLY}")
 
     def process(self, audio_chunk: Any) -> NoReturn:
         """Refused with UnsupportedModelError."""

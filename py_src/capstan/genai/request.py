@@ -1,4 +1,4 @@
-"""A request of an engine: its turns, what they generate by, and their events."""
+"""A request of an engine: its turns, their options and their events."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from .genai_tensors import token_rows
 __all__ = ["EngineEvent", "Generated", "Request", "RequestOptions", "TurnOptions", "count"]
 
 Generated = CapstanGenerator | PooledSequence
-"""The sequence of a request: one of its own, or a row of shared steps."""
+"""The sequence of a request: a separate generator, or a row of shared steps."""
 
 
 @dataclass(frozen=True)
 class EngineEvent:
-    """One thing that happened to a request."""
+    """An event of a request."""
 
     request: Request
     turn_id: int
@@ -49,21 +49,23 @@ class RequestOptions:
 
 
 def count(name: str, value: int) -> int:
-    """A number that native code takes without a sign. ArgumentTypeError for a negative one, as there."""
+    """A number that native code takes as unsigned. Raises ArgumentTypeError for a negative one, like the native
+    package.
+    """
     if value < 0:
         raise ArgumentTypeError(f"{name} is {value}; give a number from 0")
     return int(value)
 
 
 class TurnOptions:
-    """How one turn of a request generates; what is not set is as the model's configuration says."""
+    """The options of one turn of a request; the model's configuration gives the defaults."""
 
     def __init__(self, request: Request, /) -> None:
         self._request = weakref.ref(request)
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything that was set."""
+        """Reset all options."""
         self._search: dict[str, Any] = {}
         self._most = self._least = 0
         self._stops: list[str] = []
@@ -106,11 +108,11 @@ class TurnOptions:
         self._most = count("max_generated_tokens", value)
 
     def set_min_generated_tokens(self, value: int, /) -> None:
-        """Least tokens before an end of sequence; 0 sets no limit."""
+        """The fewest tokens before an end of sequence; 0 sets no limit."""
         self._least = count("min_generated_tokens", value)
 
     def set_stop_strings(self, texts: Sequence[str], /) -> None:
-        """Texts of which any ends the turn; [] is none. OptionError for an empty text."""
+        """Texts that end the turn; [] means none. Raises OptionError for an empty text."""
         for place, text in enumerate(texts):
             if not text:
                 raise OptionError(f"stop string {place} is empty; leave it out")
@@ -121,7 +123,7 @@ class TurnOptions:
         self._guidance = (kind, data)
 
     def clear_guidance(self) -> None:
-        """No grammar."""
+        """Remove the grammar."""
         self._guidance = None
 
 
@@ -149,7 +151,7 @@ class Request:
 
     @classmethod
     def _of(cls, model: Model, sequence: Callable[[CapstanParams], Generated], limit: int) -> Request:
-        """`sequence` makes the one in which turns are generated."""
+        """`sequence` makes the sequence in which turns are generated."""
         made = cls.__new__(cls)
         made._model, made._sequence, made._limit = model, sequence, limit
         made._turns, made._last, made._options = [], 0, {}
@@ -166,7 +168,7 @@ class Request:
     _closed: bool
 
     def begin_turn(self, tokens: Any, turn_options: TurnOptions | None = None) -> int:
-        """Append a prompt and have the engine answer it; the turn's number, counted from 1."""
+        """Append a prompt for the engine to answer; returns the turn's number, counted from 1."""
         if self._closed:
             raise ClosedError("begin_turn: the request was closed; create another one")
         if self._current() is not None:
@@ -181,7 +183,7 @@ class Request:
         start = 0 if self._generator is None else self._generator.token_count()
         if start + len(rows[0]) >= self._limit:
             raise PromptError(
-                f"begin_turn: {start} and {len(rows[0])} tokens leave no room for a generated one before "
+                f"begin_turn: {start} and {len(rows[0])} tokens leave no room for a generated token within "
                 f"max_session_tokens ({self._limit})"
             )
         generator = self._generator_for(turn_options, start + len(rows[0]))
@@ -204,9 +206,9 @@ class Request:
         return True
 
     def rewind_to_start_of_turn(self, turn_id: int) -> None:
-        """Forget a finished turn and those after it."""
+        """Remove a finished turn and those after it."""
         if self._current() is not None or not self._last:
-            raise OptionError("rewind_to_start_of_turn: only after a turn is finished")
+            raise OptionError("rewind_to_start_of_turn: a turn is under way; wait until it is finished, or cancel it")
         found = [place for place, turn in enumerate(self._turns) if turn.number == turn_id]
         if not found:
             raise OptionError(f"rewind_to_start_of_turn: turn {turn_id} is unknown, or was rewound already")
@@ -215,9 +217,9 @@ class Request:
         del self._turns[found[0] :]
 
     def set_draft_tokens(self, tokens: Any, /) -> None:
-        """Refused: drafts are found by look-up alone. `Engine.max_draft_tokens_per_proposal` is 0."""
+        """Refused: drafts are found only by look-up. `Engine.max_draft_tokens_per_proposal` is 0."""
         raise OptionError(
-            "set_draft_tokens: drafts of the caller's are not verified, and max_draft_tokens_per_proposal() is 0; "
+            "set_draft_tokens: drafts of the caller are not verified, and max_draft_tokens_per_proposal() is 0; "
             "set_speculative_options(ngram_size=3) lets a Generator draft from its sequence"
         )
 
@@ -234,7 +236,7 @@ class Request:
         return self._turns[-1] if self._turns and not self._turns[-1].finished else None
 
     def _generator_for(self, options: TurnOptions, length: int) -> Generated:
-        """The generator so far, or with other options another one, which begins with its sequence."""
+        """The present generator or, for other options, a new one that begins with its sequence."""
         search = dict(options._search)
         if options._least:
             search["min_length"] = min(length + options._least, self._limit)

@@ -1,4 +1,4 @@
-"""Functions of the module: which providers there are, logging, telemetry."""
+"""Functions of the module: available providers, logging, telemetry."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def is_qnn_available() -> bool:
 
 
 def get_current_gpu_device_id() -> int:
-    """0: the browser's GPU."""
+    """Always 0, the browser's GPU."""
     return 0
 
 
 def set_current_gpu_device_id(device_id: int, /) -> None:
-    """Only 0, the browser's GPU. OptionError for another."""
+    """Accepts only 0, the browser's GPU. Raises OptionError for another number."""
     if device_id != 0:
-        raise OptionError(f"GPU {device_id}: a page has one, 0, which the browser chooses")
+        raise OptionError(f"GPU {device_id}: a page has only GPU 0, which the browser chooses")
 
 
 def register_execution_provider_library(name: str, path: str, /) -> None:
@@ -65,14 +65,14 @@ def register_execution_provider_library(name: str, path: str, /) -> None:
 
 
 def unregister_execution_provider_library(name: str, /) -> None:
-    """Refused, as none can be registered."""
+    """Refused, since none can be registered."""
     raise OptionError(f"execution provider {name!r} was not registered; a page loads no native libraries")
 
 
 def enable_telemetry_events() -> None:
-    """Nothing is sent, so that nothing can be enabled: a step down, with a warning."""
+    """Enables nothing, since Capstan sends nothing: a step down, with a warning."""
     fall_back("telemetry events", "Capstan sends none", "nothing is sent")
 
 
 def disable_telemetry_events() -> None:
-    """Nothing is sent anyway."""
+    """Does nothing, since Capstan sends nothing."""

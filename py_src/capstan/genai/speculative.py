@@ -29,11 +29,11 @@ QUOTIENTS = (
     *("observed_speedup", "adaptive_k_throughput"),
 )
 HISTOGRAM = 8
-"""Steps that accepted 0, 1, ... drafts; the last are all others."""
+"""The number of steps that accepted 0, 1, ... drafts; the last entry counts all others."""
 
 
 def speculation_stats(stats: SpeculationStats | None) -> dict[str, Any]:
-    """All names of the native package; 0 for counts that Capstan does not keep."""
+    """All counts of the native package by name; 0 for those that Capstan does not keep."""
     counts: dict[str, Any] = dict.fromkeys(COUNTS, 0)
     quotients: dict[str, Any] = dict.fromkeys(QUOTIENTS, 0.0)
     histogram = [0] * HISTOGRAM
@@ -46,7 +46,7 @@ def speculation_stats(stats: SpeculationStats | None) -> dict[str, Any]:
 
 
 def told_counts(stats: SpeculationStats) -> dict[str, int]:
-    """A round is a step with drafts."""
+    """The counts; a round is a step with drafts."""
     return {
         "rounds": stats.rounds,
         "completed_rounds": stats.rounds,
@@ -71,7 +71,7 @@ def told_counts(stats: SpeculationStats) -> dict[str, int]:
 
 
 def told_quotients(stats: SpeculationStats) -> dict[str, float]:
-    """Times are those of the last steps."""
+    """The quotients; times are those of the last steps."""
     plain, drafted = stats.plain_step_ms or 0.0, stats.drafted_step_ms or 0.0
     return {
         "total_draft_ms": stats.drafting_ms,

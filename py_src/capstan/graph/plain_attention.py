@@ -156,7 +156,7 @@ class Reader:
         """The node that makes a tensor, of this operator and with these attributes."""
         node = self.wiring.producer.get(name)
         if node is None or node.op_type != kind:
-            raise NotUnderstoodError(node, f"was found instead of {kind}")
+            raise NotUnderstoodError(node, f"expected {kind}")
         for wanted, values in lists.items():
             if list(next((item.ints for item in node.attribute if item.name == wanted), [])) != values:
                 raise NotUnderstoodError(node, f"its {wanted} is not {values}")

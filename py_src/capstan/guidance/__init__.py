@@ -1,4 +1,4 @@
-"""Constrained decoding: outputs that a JSON schema, a regular expression or a grammar allows, and no others."""
+"""Constrained decoding: only outputs that a JSON schema, a regular expression or a grammar allows."""
 
 from __future__ import annotations
 

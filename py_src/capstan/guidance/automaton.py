@@ -1,9 +1,9 @@
 """A grammar as an automaton with a stack, over bytes.
 
-A state and a byte give the next state, and the states that are pushed: the automaton continues from those when a rule
+A state and a byte give the next state, and the states that are pushed: the automaton continues from these when a rule
 called here has ended. If a state may end its rule, the state on top of the stack may replace it. If the next byte
-always tells whether a rule has ended, and which one begins, there is one stack, and a GPU can follow it. Other rules
-are copied into each place of their use. If that is impossible, each reading has a stack.
+always determines whether a rule has ended, and which one begins, there is one stack, and a GPU can follow it. Other
+rules are copied into each place of their use. If that is impossible, each reading has a stack.
 """
 
 from __future__ import annotations
@@ -25,30 +25,31 @@ MOST_VISITS = 2_000_000
 MOST_WORDS = 1 << 21
 """The largest table."""
 MOST_STACKS = 500
-"""The readings of one output."""
+"""The most readings of one output."""
 SMALLER = "ask for fewer alternatives or repetitions"
 
 Stack = tuple[int, ...]
-"""Its top, the state that reads the next byte, is last."""
+"""A stack of states. The last one is the top, the state that reads the next byte."""
 
 Position = frozenset[Stack]
-"""The place of an output: the stack of each reading. Empty if it does not fit."""
+"""The position of an output: the stack of each reading. Empty if the output does not fit."""
 
 Step = tuple[tuple[int, ...], int]
 """The pushed states, from the bottom up, and the next state."""
 
 
 class _ClashError(Exception):
-    """The next byte does not tell some rules apart; the error has the least used rule of each such set."""
+    """Raised if the next byte does not distinguish some rules; it has the least used rule of each such set."""
 
     def __init__(self, sets: Iterable[set[str]], graph: ByteGraph) -> None:
-        # Names of repeated nodes are addresses: the order of the graph makes the same automaton each time.
+        # Names of repeated nodes are addresses, so the order of the graph is used, which makes the same automaton each
+        # time.
         order = {name: (graph.uses[name], number) for number, name in enumerate(graph.starts)}
         self.rules = {min(rules, key=lambda name: order[name]) for rules in sets}
 
 
 class NoTableError(Exception):
-    """The GPU cannot follow an automaton; the message says why."""
+    """Raised if the GPU cannot follow an automaton; the message is the reason."""
 
 
 class Automaton:
@@ -114,7 +115,7 @@ class Automaton:
         lists: dict[tuple[int, ...], int] = {(): 0}
         pushes = array("I", [0])
         if self.ambiguous:
-            raise NoTableError("the next byte does not tell which rule has ended")
+            raise NoTableError("the next byte does not determine which rule has ended")
         if width * len(self.steps) > MOST_WORDS:
             raise NoTableError(f"its table takes more than {MOST_WORDS} words")
         steps = array("I", bytes(4 * width * len(self.steps)))
@@ -136,7 +137,7 @@ class Automaton:
 
 
 def automaton_of(grammar: Grammar) -> Automaton:
-    """Raises NodeError."""
+    """The automaton of a grammar. Raises NodeError."""
     grammar = without_left_recursion(grammar)
     joined: set[str] = set()
     before = joined
@@ -156,7 +157,7 @@ def automaton_of(grammar: Grammar) -> Automaton:
 
 
 class _Builder:
-    """States are sets of the graph's states, of one rule."""
+    """Builds an automaton whose states are sets of the graph's states, of one rule."""
 
     def __init__(self, graph: ByteGraph, ambiguous: bool) -> None:
         self._graph = graph
@@ -180,7 +181,7 @@ class _Builder:
         graph = self._graph
         for name in ("root", *(name for name in graph.starts if name != "root")):
             self._state([graph.starts[name]], name)
-        for number in reversed(range(len(self._members))):  # Called rules come after their callers.
+        for number in reversed(range(len(self._members))):  # Called rules follow their callers.
             self._row(number)
         at = 0
         while at < len(self._members):
@@ -266,7 +267,7 @@ class _Builder:
         return row
 
     def _require_ends_told(self, accepting: list[bool]) -> None:
-        """Raise _ClashError for rules that may continue with a byte that may also follow them."""
+        """Raise _ClashError for rules that can continue with a byte that can also follow them."""
         first = [set(row or ()) for row in self._steps]
         follow: dict[str, set[int]] = {name: set() for name in self._calls}
         changed = True

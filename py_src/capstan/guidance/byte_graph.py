@@ -1,7 +1,7 @@
 """A grammar as a graph whose edges are bytes of its outputs, the source of an automaton.
 
-States of a node are made for the state that follows it, so that nodes with equal ends share states. A rule is either
-copied into the place of its use, or called: an edge names the rule and the state after the call.
+States of a node are made for the state that follows it, so nodes with equal ends share states. A rule is either copied
+into the place of its use, or called: an edge names the rule and the state after the call.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ Compiling = Generator[tuple[Node, int], Any, int]
 
 
 class ByteGraph:
-    """States by number. `joined` are rules that are copied, not called, where possible."""
+    """States by number. `joined` are rules that are copied instead of called, where possible."""
 
     def __init__(self, grammar: Grammar, joined: Collection[str] = ()) -> None:
         self.edges: list[list[tuple[int, int, int]]] = []
-        """First and last byte, and the state that they lead to, by state."""
+        """By state, its edges: first and last byte, and the next state."""
         self.empty: list[list[int]] = []
         """The states that each state reaches without a byte."""
         self.calls: list[tuple[str, int] | None] = []
@@ -52,7 +52,7 @@ class ByteGraph:
         self.starts: dict[str, int] = {}
         """The first state of the output, "root", and of every called rule."""
         self.accepts: dict[str, int] = {}
-        """The last state of each; no edge leaves it."""
+        """The last state of each of these; no edge leaves it."""
         self._nodes: dict[str, Node] = dict(grammar.rules)
         """The called nodes, by name."""
         self._rules: dict[str, Rule] = {}
@@ -72,7 +72,7 @@ class ByteGraph:
                 waiting += dict.fromkeys(call[0] for call in self.calls[first:] if call is not None)
         self.nullable = self._nullable()
         self.uses = Counter(call[0] for call in self.calls if call is not None)
-        """How often each rule is called."""
+        """The number of calls of each rule."""
 
     def _state(self) -> int:
         if len(self.edges) >= MOST_STATES:
@@ -83,8 +83,8 @@ class ByteGraph:
         return len(self.edges) - 1
 
     def _compiled(self, node: Node, behind: int) -> int:
-        """The state from which the node's texts lead to `behind`. Nested nodes wait in a list, since recursion would be
-        as deep as an object has properties.
+        """The state from which the node's texts lead to `end`. Nested nodes wait in a list, since recursion could be as
+        deep as an object has properties.
         """
         waiting = [((id(node), behind), self._compile(node, behind))]
         found: int | None = None
@@ -147,7 +147,7 @@ class ByteGraph:
         return states[0]
 
     def _run(self, run: tuple[tuple[int, int], ...], behind: int) -> int:
-        """The state from which these bytes, each in its range, lead to `behind`."""
+        """The state from which these bytes, each in its range, lead to `end`."""
         for at in reversed(range(len(run))):
             key = (run[at:], behind) if len(run) < 4 else None
             found = None if key is None else self._runs.get(key)
@@ -186,7 +186,7 @@ class ByteGraph:
         return self._rules.setdefault(name, Rule(name))
 
     def _size(self, node: Node) -> int:
-        """How many states a node takes, roughly; a rule one."""
+        """The approximate number of states of a node; a rule counts as one."""
         if id(node) not in self._sizes:
             match node:
                 case Text(text):
@@ -233,7 +233,7 @@ class ByteGraph:
 
 @lru_cache(maxsize=4096)
 def byte_runs_apart(first: int, last: int) -> list[list[tuple[int, int]]]:
-    """byte_runs of characters from one to another, ASCII apart from others."""
+    """byte_runs of a range of characters, with ASCII separate from others."""
     if first < 128 <= last:
         return [*byte_runs(first, 127), *byte_runs(128, last)]
     return [*byte_runs(first, last)]
@@ -253,8 +253,8 @@ def worth_calling(grammar: Grammar) -> set[str]:
 
 
 def circles(inner: Mapping[str, Collection[str]]) -> Iterator[list[str]]:
-    """The sets of rules that contain each other, each after the rules that it contains, from the rules that each
-    contains. Tarjan's algorithm.
+    """The sets of rules that contain each other, given the rules that each rule contains; a set comes after the rules
+    that it contains. Tarjan's algorithm.
     """
     number: dict[str, int] = {}
     lowest: dict[str, int] = {}
@@ -284,7 +284,7 @@ def circles(inner: Mapping[str, Collection[str]]) -> Iterator[list[str]]:
 
 
 def used(node: Node, times: int = 1) -> Counter[str]:
-    """How often a node uses each rule."""
+    """The number of uses of each rule in a node."""
     match node:
         case Rule(name):
             return Counter({name: times})
@@ -300,10 +300,10 @@ def used(node: Node, times: int = 1) -> Counter[str]:
 
 
 def require_no_circle(grammar: Grammar, called: Collection[str]) -> None:
-    """NodeError if a rule that is not called contains itself."""
+    """Raise NodeError if a rule that is not called contains itself."""
     inner = {name: [other for other in used(node) if other not in called] for name, node in grammar.rules.items()}
     for group in circles(inner):
         if len(group) > 1 or group[0] in inner[group[0]]:
             raise NodeError(
-                "a rule contains itself, and the next byte does not tell whether it has ended", "simplify it"
+                "a rule contains itself, and the next byte does not determine whether it has ended", "simplify it"
             )

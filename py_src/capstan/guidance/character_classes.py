@@ -1,7 +1,7 @@
 """The characters of an expression's classes: \\d, \\w, \\s, `.` and \\p{...}.
 
-Libraries differ in them. A class surely has the characters that it has in all libraries, and possibly those that it has
-in some.
+Libraries differ in them: a class certainly has the characters that it has in all libraries, and possibly those that it
+has in some.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _EMOJI: Mapping[str, Ranges] = {
     "Emoji_Presentation": intersected(_PICTOGRAPHS, ((0x1F300, 0x1F320), (0x1F400, 0x1F43E), (0x1F600, 0x1F64F))),
     "Regional_Indicator": ((0x1F1E6, 0x1F1FF),),
 }
-"""Properties of emoji; of properties that grow with each version of Unicode only their old characters."""
+"""Properties of emoji. Properties that grow with each version of Unicode have only their old characters here."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Classes:
 
 _OWN: Mapping[str, Ranges] = {"d": _DIGIT, "w": _WORD, "s": _SPACE, ".": complement(((10, 10),))}
 OWN = Classes(_OWN, lambda: _OWN, False)
-"""Rust's without Unicode's digits and letters."""
+"""Rust's classes, without Unicode's digits and letters."""
 
 
 @cache
@@ -81,7 +81,7 @@ PORTABLE = Classes(
     _python_or_javascript,
     True,
 )
-"""Python's and JavaScript's, as far as they agree."""
+"""The common part of Python's and JavaScript's classes."""
 
 
 def properties(name: str) -> Ranges | None:

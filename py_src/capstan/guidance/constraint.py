@@ -1,7 +1,7 @@
-"""Moves along a sequence in an automaton, to tell which tokens may come next and which are forced.
+"""Follows a sequence in an automaton, and determines the allowed and the forced next tokens.
 
 GrammarPolicy calls one Constraint for each row. The token ids of the sequence go in; the position in the automaton or
-forced tokens come out. The automaton reads the output only: picked and forced tokens, not the prompt or other appended
+forced tokens come out. The automaton reads only the output: picked and forced tokens, not the prompt or other appended
 tokens.
 """
 
@@ -20,7 +20,7 @@ from .vocabulary import TokenBytes
 __all__ = ["Constraint", "Encoder"]
 
 MOST_FORCED = 10_000
-"""Bytes of a text that must come next."""
+"""The most bytes of a text that must come next."""
 
 
 class Encoder(Protocol):
@@ -32,7 +32,7 @@ class Encoder(Protocol):
 class Constraint:
     """The position of one sequence.
 
-    Appended tokens are no output: the grammar keeps its state across them, but restarts if an end of sequence came
+    Appended tokens are not output: the grammar keeps its state across them, but restarts if an end of sequence came
     before them. A rewind restores the state at the new length.
     """
 
@@ -45,14 +45,14 @@ class Constraint:
         self._begun: list[int] = []
         """Positions where the grammar began again."""
         self._accepted: list[int] = []
-        """The output that was read."""
+        """The output so far."""
         self._positions: list[Position] = [automaton.start]
-        """Positions in the automaton: that of the start, then one after each token of the output."""
+        """Positions in the automaton: at the start, then after each token of the output."""
         self._seen: int | None = 0
-        """Tokens of the sequence that were read; None after `appended` or `rewound`."""
+        """The number of tokens of the sequence that were read; None after `appended` or `rewound`."""
 
     def appended(self, start: int, end: int, ended: bool) -> None:
-        """Note that tokens `start` to `end` were appended; `ended` tells whether an end of sequence came first."""
+        """Note that tokens `start` to `end` were appended; `ended` is whether an end of sequence came first."""
         self._given.append((start, end))
         if ended:
             self._begun.append(start)
@@ -65,7 +65,7 @@ class Constraint:
         self._seen = None
 
     def position(self, sequence: Sequence[int]) -> Position:
-        """The position of the sequence. Raises GuidanceError if it does not fit."""
+        """The position of the sequence. Raises GuidanceError if the sequence does not fit."""
         if self._seen is None:
             output = self._output(sequence)
             kept = 0
@@ -88,7 +88,9 @@ class Constraint:
         return self._positions[-1]
 
     def allowed(self, sequence: Sequence[int], masks: Masks) -> bytes:
-        """The tokens that may follow the sequence, as Masks gives them. Raises GuidanceError if no token is allowed."""
+        """The mask of the tokens that may follow the sequence; see Masks. Raises GuidanceError if no token is
+        allowed.
+        """
         position = self.position(sequence)
         try:
             mask = masks.mask(position)

@@ -1,8 +1,8 @@
-"""Deterministic automata over characters: the texts that several conditions all allow.
+"""Deterministic automata over characters, for the texts that several conditions all allow.
 
-A pattern with a length, a format or another pattern is one automaton, whose states combine theirs. States are found
-from the first one on, shorter texts first. At most MOST_WEIGHT are made: if there are more, longer texts are left out,
-and the automaton is not `whole`.
+A pattern with a length, a format or another pattern is one automaton, whose states combine those of its parts. States
+are found from the first one on, shorter texts first. At most MOST_WEIGHT are made: if there are more, longer texts are
+left out, and the automaton is not `whole`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from .grammar import Machine, NodeError, Ranges, united
 __all__ = ["MOST_WEIGHT", "Dfa", "both", "explored", "lengths", "partition"]
 
 MOST_WEIGHT = 4_000
-"""The states of one automaton; one with characters beyond ASCII counts as 8, since it takes as many over bytes."""
+"""The most states of one automaton. A state with characters beyond ASCII counts as 8, its number of states over
+bytes.
+"""
 _WIDE = 8
 _MOST_MERGED = 500
-"""The largest automaton with circles whose equal states become one."""
+"""The largest automaton with circles whose equal states are merged."""
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -30,13 +32,13 @@ class Dfa:
     """An automaton that begins in state 0. Without states it matches no text."""
 
     symbols: tuple[Ranges, ...]
-    """Sets of characters that all steps treat alike; texts have no characters outside these sets."""
+    """Sets of characters that all steps treat in the same way; texts have no characters outside these sets."""
     steps: tuple[tuple[int, ...], ...]
     """By state and symbol the next state, -1 for none."""
     ends: tuple[bool, ...]
     """By state, whether the text may end there."""
     whole: bool = True
-    """Whether no text was left out because of the limit."""
+    """Whether the automaton is complete: no text was left out because of the limit."""
 
     def matches(self, text: str) -> bool:
         state = 0 if self.ends else -1
@@ -78,9 +80,9 @@ def lengths(least: int, most: int | None, characters: Ranges) -> Dfa:
 
 
 def both(all_of: Sequence[Dfa], none_of: Sequence[Dfa] = ()) -> Dfa:
-    """The texts that all automata of `all_of` match and none of `none_of`, which have to be whole."""
+    """The texts that all automata of `all_of` match and none of `none_of`; the latter must be whole."""
     if not all(part.whole for part in none_of):
-        raise NodeError("it takes too many states to tell which texts do not match", "write a shorter pattern")
+        raise NodeError("it takes too many states to determine which texts do not match", "write a shorter pattern")
     parts = [*all_of, *none_of]
     needed = len(all_of)
     keys, symbols = [], []
@@ -89,7 +91,7 @@ def both(all_of: Sequence[Dfa], none_of: Sequence[Dfa] = ()) -> Dfa:
             keys.append(key)
             symbols.append(ranges)
 
-    # A text that no longer fits an automaton of `none_of` has state -1 there.
+    # State -1 stands for a text that no longer fits an automaton of `none_of`.
     def after(states: tuple[int, ...], symbol: int) -> tuple[int, ...] | None:
         following = tuple(
             -1 if state < 0 or own is None else part.steps[state][own]
@@ -113,7 +115,7 @@ def explored(
     ends: Callable[[Key], bool],
     room: Callable[[], bool] = lambda: True,
 ) -> Dfa:
-    """The automaton of the states that are reached from the first one, as long as there is room for them."""
+    """The automaton of the states that can be reached from the first one, up to the limit."""
     wide = [any(last > 0x7F for _, last in ranges) for ranges in symbols]
     number = {start: 0}
     waiting = deque([start])
@@ -136,8 +138,9 @@ def explored(
 
 
 def _kept(symbols: Sequence[Ranges], steps: Sequence[Sequence[int]], ends: Sequence[bool]) -> Dfa:
-    """An automaton without the states from which no end is reached, and with equal states as one. Steps to states
-    beyond the last one are none."""
+    """An automaton without the states from which no end is reached, and with equal states merged. Steps to states
+    beyond the last one are dropped.
+    """
     before: list[list[int]] = [[] for _ in steps]
     for state, row in enumerate(steps):
         for target in {*row}:
@@ -206,8 +209,8 @@ def _last_first(rows: Mapping[int, tuple[int, ...]]) -> list[int] | None:
 
 
 def partition(parts: Sequence[Mapping[int, Ranges]]) -> dict[tuple[int | None, ...], Ranges]:
-    """Sets of characters, by the set of each part that has them (None if a part has none); the sets of one part do not
-    overlap.
+    """Disjoint sets of characters, each keyed by the sets that contain it, one of each part (None if the part has
+    none); the sets of one part do not overlap.
     """
     changes: dict[int, list[tuple[int, int | None]]] = {}
     for number, sets in enumerate(parts):

@@ -1,4 +1,4 @@
-"""Grammars in EBNF as llama.cpp and xgrammar write it: `root ::= "a" [0-9]+ (b | c)?`.
+"""Grammars in the EBNF of llama.cpp and xgrammar: `root ::= "a" [0-9]+ (b | c)?`.
 
 `#` begins a comment; repetitions are `*`, `+`, `?`, `{2}`, `{2,}` and `{2,5}`. The rule `root` is the whole output.
 """
@@ -25,7 +25,7 @@ class _Reader:
     def __init__(self, text: str) -> None:
         self._scan = Scanner("ebnf", text, r"(?:\s|#[^\n]*)*")
         self._named: list[tuple[str, int]] = []
-        """Rules that are used, and where."""
+        """Rules that are used, with their places."""
 
     def read(self) -> Grammar:
         scan = self._scan
@@ -41,7 +41,7 @@ class _Reader:
             at = scan.at
             found = scan.expect(_RULE, "a rule, such as root ::= ...,")
             if ours(found[1]) in grammar.rules:
-                scan.refuse(f"the rule {found[1]} is there already", "give it another name", at)
+                scan.refuse(f"the rule {found[1]} is already defined", "give it another name", at)
             grammar.set(grammar.reserve(ours(found[1])), self._choice())
             if not scan.ends() and not scan.looks(_RULE):
                 scan.refuse(f"{scan.text[scan.at]!r} is not expected here", "correct it")
@@ -49,7 +49,7 @@ class _Reader:
             if ours(name) not in grammar.rules:
                 scan.refuse(f"there is no rule {name}", "add it", at)
         if ours("root") not in grammar.rules:
-            scan.refuse("there is no rule root, which the output has to fit", "add it")
+            scan.refuse("the rule root, which the output must fit, is missing", "add it")
         grammar.rules = {"root": Rule(ours("root")), **grammar.rules}
         return grammar
 

@@ -1,4 +1,4 @@
-"""A grammar as data: what JSON schemas, regular expressions and Lark grammars become."""
+"""A grammar as data, the common form of JSON schemas, regular expressions and other grammars."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 Ranges = tuple[tuple[int, int], ...]
-"""Code points, first and last of each range, ascending, apart from each other."""
+"""Ranges of code points, first and last of each, ascending and not adjacent."""
 
 _SURROGATES = (0xD800, 0xDFFF)
 _LAST = 0x10FFFF
@@ -41,7 +41,7 @@ ANY_CHARACTER: Ranges = ((0, _SURROGATES[0] - 1), (_SURROGATES[1] + 1, _LAST))
 
 
 class NodeError(Exception):
-    """An invalid node. The reader, which knows the place, makes a GuidanceError of it."""
+    """An invalid node. The reader, which knows the place, turns it into a GuidanceError."""
 
     def __init__(self, what: str, remedy: str) -> None:
         super().__init__(what)
@@ -51,14 +51,14 @@ class NodeError(Exception):
 def bounded(states: int) -> int:
     if states > MOST_STATES:
         raise NodeError(
-            f"it takes {states} states, at most {MOST_STATES} are matched", "ask for fewer alternatives or repetitions"
+            f"it takes {states} states; at most {MOST_STATES} are matched", "ask for fewer alternatives or repetitions"
         )
     return states
 
 
 @dataclass(frozen=True)
 class Text:
-    """Exactly this text, which may be empty."""
+    """The node for exactly this text, which may be empty."""
 
     text: str
 
@@ -75,13 +75,13 @@ class Text:
 
     @property
     def empty(self) -> bool:
-        """Whether no character at all matches."""
+        """Whether no character matches."""
         return not self.text
 
 
 @dataclass(frozen=True)
 class Chars:
-    """One character out of a set."""
+    """The node for one character of a set."""
 
     ranges: Ranges
     empty = False
@@ -123,7 +123,7 @@ class Special:
 
 @dataclass(frozen=True)
 class Series:
-    """One after the other."""
+    """The node for items one after the other."""
 
     items: tuple[Node, ...]
     states: int = field(init=False, repr=False, compare=False)
@@ -136,7 +136,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Choice:
-    """One of them."""
+    """The node for one of several items."""
 
     items: tuple[Node, ...]
     states: int = field(init=False, repr=False, compare=False)
@@ -149,7 +149,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Repeat:
-    """The item `least` to `most` times; with `most` None any number of times."""
+    """The node for an item `least` to `most` times; with `most` None any number of times."""
 
     item: Node
     least: int
@@ -161,7 +161,7 @@ class Repeat:
         times = max(1, self.least, self.most or 0)
         states = self.item.states * times if self.item.states < _CALLED else self.item.states + times
         if self.item.empty and times > 1:
-            # Each of them may be left out: every state leads to all that follow it.
+            # Each of these may be left out: every state leads to all later ones.
             states = (self.item.states * times) ** 2
         object.__setattr__(self, "states", bounded(states))
         object.__setattr__(self, "empty", self.item.empty or self.least == 0)
@@ -169,7 +169,7 @@ class Repeat:
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule of the grammar, by its name."""
+    """The node for a rule of the grammar, by its name."""
 
     name: str
     states = 1
@@ -178,7 +178,7 @@ class Rule:
 
 @dataclass(frozen=True, eq=False)
 class Machine:
-    """A deterministic automaton over characters, which begins in state 0 and can end from each of its states."""
+    """The node for a deterministic automaton over characters; it begins in state 0, and each state can reach an end."""
 
     steps: tuple[tuple[tuple[int, int, int], ...], ...]
     """By state: the first and the last character of each range, and the next state."""
@@ -196,7 +196,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Edge:
-    """The start or the end of the text. Only nfa.py reads this node and Look, to make a Machine."""
+    """The node for the start or the end of the text. Only nfa.py reads this node and Look, to make a Machine."""
 
     end: bool
     states = 1
@@ -205,8 +205,8 @@ class Edge:
 
 @dataclass(frozen=True)
 class Look:
-    """Look-around: the empty text, if the text ahead begins with `item` or, with `behind`, the text before ends with
-    it.
+    """The node for look-around: the empty text, if the following text begins with `item` or, with `behind`, the
+    preceding text ends with it.
     """
 
     item: Node
@@ -262,10 +262,10 @@ class Grammar:
         self.rules: dict[str, Node] = {}
         self._states = 0
         self._numbers: dict[str, int] = {}
-        """The last number of each name."""
+        """The last number given to each name."""
 
     def add(self, name: str, node: Node) -> Rule:
-        """A rule; a name that is taken gets a number."""
+        """Add a rule; a used name gets a number."""
         unique = name
         while unique in self.rules:
             self._numbers[name] = self._numbers.get(name, 1) + 1
@@ -276,7 +276,7 @@ class Grammar:
         return Rule(unique)
 
     def reserve(self, name: str) -> Rule:
-        """A rule whose content is `set` later, for rules that contain themselves."""
+        """Add a rule whose content is `set` later, for rules that contain themselves."""
         return self.add(name, Text(""))
 
     def set(self, rule: Rule, node: Node) -> None:
@@ -285,7 +285,7 @@ class Grammar:
         self.rules[rule.name] = node
 
     def include(self, other: Grammar, prefix: str) -> Rule:
-        """All rules of another grammar under names of their own; its root."""
+        """Add all rules of another grammar under new names; returns its root."""
         for name, node in other.rules.items():
             self.add(prefix + name, _renamed(node, prefix))
         return Rule(f"{prefix}root")

@@ -1,4 +1,4 @@
-"""A request for guidance: the kind of grammar and its text, checked and turned into rules at once."""
+"""A request for guidance: the kind of grammar and its text, checked and turned into rules when it is made."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ KINDS = ("json_schema", "regex", "lark_grammar", "ebnf")
 
 @dataclass(frozen=True)
 class Guidance:
-    """A grammar that outputs have to fit. Raises OptionError for another kind, GuidanceError with the place in it."""
+    """A grammar that outputs must fit. Raises OptionError for an unknown kind, GuidanceError with the place in the
+    text.
+    """
 
     kind: str
     data: str
@@ -61,7 +63,7 @@ class Guidance:
             raise GuidanceError(f"{self.kind}: it is nested too deeply; simplify it") from None
 
     def automaton(self) -> Automaton:
-        """A new automaton at each call. Raises GuidanceError."""
+        """A new automaton for each call. Raises GuidanceError."""
         try:
             return automaton_of(self.grammar)
         except NodeError as error:

@@ -1,4 +1,4 @@
-"""The members of objects, and the items of arrays that differ from one another."""
+"""The members of objects, and the items of arrays with unique items."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .nfa import determined
 __all__ = ["key_groups", "members", "permuted"]
 
 MOST_PERMUTED = 8
-"""The most values that may come in any order, since each set of them is a rule; more come in the order of the
-schema.
+"""The most values that may come in any order, since each set of them is a rule; beyond this they come in the order of
+the schema.
 """
 MOST_PATTERNS = 5
 """The most patterns for names, since each set of them is a kind of name."""
@@ -29,9 +29,9 @@ def members(
     least: int,
     most: int | None,
 ) -> Node | None:
-    """The pairs in order, each with a comma before it unless it is the first, `least` to `most` of them; those that are
-    not needed (False) may be missing. After them come any number of `others`. White space follows unless there are no
-    pairs: an empty object has only the white space before them. None if there are too few pairs.
+    """The pairs in order, each with a comma before it unless it is the first, `least` to `most` of them; optional ones
+    (False) may be missing. Any number of `others` follows. White space follows unless there are no pairs: an empty
+    object has only the white space before them. None if there are too few pairs.
     """
     comma, blank = layout.comma, layout.blank
     top = max(1, least, most or 0)
@@ -66,7 +66,7 @@ def members(
 
 
 def permuted(grammar: Grammar, layout: Layout, values: Sequence[Any], least: int, most: int | None) -> Node | None:
-    """The items of an array of these values, none of them twice. None if there are too few."""
+    """The items of an array of these values, each at most once. None if there are too few."""
     nodes = [literal(value, layout) for value in values]
     most = len(values) if most is None else min(most, len(values))
     if len(values) > MOST_PERMUTED:
@@ -74,7 +74,7 @@ def permuted(grammar: Grammar, layout: Layout, values: Sequence[Any], least: int
     if least > most:
         return None
     rules: dict[int, Rule] = {}
-    # By the set of values so far, a bit for each, from the largest sets on.
+    # By the set of values so far, as bits, from the largest sets on.
     for there in reversed(range(1 << len(values))):
         count = there.bit_count()
         branches: list[Node] = [layout.blank if count else Text("")] if count >= least else []
@@ -90,11 +90,11 @@ def permuted(grammar: Grammar, layout: Layout, values: Sequence[Any], least: int
 def key_groups(
     names: Collection[str], allowed: Dfa | None, patterns: Mapping[str, tuple[Dfa, Dfa]]
 ) -> Iterator[tuple[tuple[str, ...], Dfa]]:
-    """Names other than `names`, by the set of patterns that they match. A pattern comes with the names that match it in
-    all libraries, and with those that match it in one.
+    """Names other than `names`, by the set of patterns that they match. For each pattern, the names that match it in
+    all libraries, and those that match it in one.
     """
     if len(patterns) > MOST_PATTERNS:
-        raise NodeError(f"{len(patterns)} patterns", f"there may be {MOST_PATTERNS}")
+        raise NodeError(f"{len(patterns)} patterns", f"use at most {MOST_PATTERNS}")
     named = [determined(Choice(tuple(map(Text, names))))] if names else []
     for which in product((True, False), repeat=len(patterns)):
         matched = [pattern for pattern, is_matched in zip(patterns, which, strict=True) if is_matched]

@@ -14,14 +14,14 @@ from .grammar import Choice, Node, Repeat, Series, Text, chars
 __all__ = ["MOST_DIGITS", "MOST_STEP", "digits_of", "integer_range", "multiples", "number_range"]
 
 FRACTION_DIGITS = 6
-"""The most digits after the point, unless a bound has more: a reader's double would round more than 15 digits."""
+"""The most digits after the point, unless a bound has more; a reader's double rounds beyond 15 digits."""
 
 MOST_DIGITS = 64
 """The most digits of a bound, before and after the point: the grammar grows with their square."""
 
 MOST_STEP = 5000
-"""The largest `multipleOf` of integers, since each remainder is a state; one with digits after its point is counted in
-units of the last digit, times the number of its digits.
+"""The largest `multipleOf` of integers, since each remainder is a state. A fraction counts in units of its last digit,
+times its number of digits.
 """
 
 _DIGIT = chars(("0", "9"))
@@ -34,7 +34,7 @@ class _Bounds:
     low: Decimal | None
     high: Decimal | None
     above: bool
-    """Whether `low` itself is left out."""
+    """Whether `low` itself is excluded."""
     below: bool
 
 
@@ -99,7 +99,7 @@ def multiples(kind: str, step: float) -> Dfa | None:
 
 
 def number_range(bounds: Mapping[str, float]) -> Node | None:
-    """Decimal numbers within the same; None if there are none."""
+    """Decimal numbers within the same bounds; None if there are none."""
     found = _bounds(bounds)
     zero = Decimal(0)
     branches: list[Node] = []
@@ -174,7 +174,7 @@ def _decimals(low: Decimal, above: bool, high: Decimal | None, below: bool) -> l
 
 
 def _split(value: Decimal) -> tuple[int, str]:
-    """Its integer part, and the digits after the point."""
+    """The integer part of a number, and its digits after the point."""
     whole, _, digits = f"{value:f}".partition(".")
     return int(whole), digits.rstrip("0")
 
@@ -189,8 +189,8 @@ def _cell(whole: int, low: str | None, above: bool, high: str | None, below: boo
 
 
 def _fractions(low: str | None, above: bool, high: str | None, below: bool, room: int) -> tuple[bool, Node | None]:
-    """Whether the empty run is between the two bounds, and the runs of one to `room` digits between them; None is no
-    bound.
+    """Whether the empty run of digits is between the two bounds, and the runs of one to `room` digits between them;
+    None means no bound.
     """
     low = None if low == "" and not above else low
     empty = low is None and not (high == "" and below)

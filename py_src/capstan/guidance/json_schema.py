@@ -1,8 +1,8 @@
 """JSON schemas as a grammar: every text that it allows is JSON and fits the schema.
 
-Properties come in the order of the schema, those it does not name last. Between any two parts there may be a blank, or
-a line feed with up to 64 blanks or 16 tabs: without a limit a model could write white space for ever.
-A keyword that is not enforced is refused, with its place as a JSON pointer; it is never ignored.
+Properties come in the order of the schema, unnamed ones last. Between any two parts there may be a blank, or a line
+feed with up to 64 blanks or 16 tabs: without a limit a model could write white space forever. A keyword that is not
+enforced is refused, with its place as a JSON pointer; it is never ignored.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ def json_schema_grammar(text: str) -> Grammar:
         refuse("#", error.what, error.remedy)
     except RecursionError:
         raise GuidanceError(
-            "json_schema #: it refers to itself without an end, or is nested too deeply; simplify it"
+            "json_schema #: it refers to itself endlessly, or is nested too deeply; simplify it"
         ) from None
 
 
 class _Converter:
     def __init__(self, schema: Any) -> None:
         self._rules: dict[str, Rule] = {}
-        """The rules of schemas that occurred before, by their content."""
+        """The rules of earlier schemas, by content."""
         self.grammar, root = json_grammar()
         self._layout, self._coerced = FREE, False
         if isinstance(schema, Mapping) and "x-guidance" in schema:
@@ -140,7 +140,11 @@ class _Converter:
             elif name in needed_names and name in properties:
                 refuse(f"{at}/properties/{pointer(name)}", "a required property that nothing fits", "take it out")
             elif name in needed_names:
-                remedy = "its name is not allowed" if outside else "additionalProperties is false and it has no schema"
+                remedy = (
+                    "its name is not allowed"
+                    if outside
+                    else ("additionalProperties is false and the property has no schema")
+                )
                 refuse(f"{at}/required/{required.index(name)}", f"{name!r}", remedy)
         others: list[Node] = []
         if not patterns and allowed is None and extra is not False:
@@ -156,19 +160,21 @@ class _Converter:
         if inside is None:
             what = "minProperties" if "minProperties" in schema else "maxProperties"
             told = f"{len(pairs)} named ones" + (" and one more" if other else "")
-            refuse(f"{at}/{what}", f"{schema.get(what)}", f"there are {told} that are known to differ")
+            refuse(f"{at}/{what}", f"{schema.get(what)}", f"only {told} are known to differ")
         return Series((Text("{"), self._layout.blank, inside, Text("}")))
 
     def _name_pattern(self, pattern: str, at: str) -> tuple[Dfa, Dfa]:
-        """The names that match a pattern in all libraries, and those that match it in one."""
+        """Automata for the names that match a pattern in all libraries, and for those that match it in one."""
         place = f"{at}/patternProperties/{pointer(pattern)}"
         possibly = searched(pattern, place, True)
         if not possibly.whole:
-            refuse(place, "it takes too many states to tell which names match", "write a shorter pattern")
+            refuse(place, "it takes too many states to determine which names match", "write a shorter pattern")
         return searched(pattern, place), possibly
 
     def _valued(self, schema: Schema, named: Sequence[str], matched: Sequence[str], at: str) -> tuple[Any, str]:
-        """The schema for the value of a property, by its name or the patterns that it matches; and its place."""
+        """The schema for the value of a property, by its name or the patterns that the name matches, and the schema's
+        place.
+        """
         parts = [(schema["properties"][name], f"{at}/properties/{pointer(name)}") for name in named]
         parts += [(schema["patternProperties"][p], f"{at}/patternProperties/{pointer(p)}") for p in matched]
         if not parts:
@@ -217,10 +223,10 @@ class _Converter:
         values = None if before else self._schemas.values(items, f"{at}/items")
         if values is None or len(values) > MOST_VALUES:
             few = f"at most {MOST_VALUES} values, of an enum, booleans or integers between bounds"
-            refuse(f"{at}/uniqueItems", "items that are not known to differ", f"they may be {few}: leave it out")
+            refuse(f"{at}/uniqueItems", "items that are not known to differ", f"use {few}, or leave it out")
         found = permuted(self.grammar, self._layout, values, least, most)
         if found is None:
-            refuse(f"{at}/minItems", f"{least}", f"there are {len(values)} values that differ")
+            refuse(f"{at}/minItems", f"{least}", f"only {len(values)} different values fit")
         return found
 
     def _number(self, kind: str, schema: Schema, at: str) -> Node:
@@ -230,9 +236,11 @@ class _Converter:
                 bound = bounds[name] = schema[name]
                 if (digits := digits_of(bound)) <= MOST_DIGITS:
                     continue
-                # Numbers have at most that many digits: such a bound is beyond all of them.
+                # Numbers have at most this number of digits, so such a bound excludes none.
                 if abs(bound) < 1 or (bound > 0) is not name.endswith("aximum"):
-                    refuse(f"{at}/{name}", f"a number of {digits} digits", f"there may be {MOST_DIGITS}: leave it out")
+                    refuse(
+                        f"{at}/{name}", f"a number of {digits} digits", f"use at most {MOST_DIGITS}, or leave it out"
+                    )
                 bounds[name] = (10**MOST_DIGITS - 1) * (1 if bound > 0 else -1)
         ranged = integer_range if kind == "integer" else number_range
         found = ranged(bounds) if bounds else None
@@ -243,7 +251,7 @@ class _Converter:
             return found or (INTEGER if kind == "integer" else NUMBER)
         steps = multiples(kind, schema["multipleOf"])
         if steps is None:
-            remedy = f"there are steps of 1 to {MOST_STEP}, fewer with digits behind the point"
+            remedy = f"use a step from 1 to {MOST_STEP}, less with digits after the point"
             refuse(f"{at}/multipleOf", f"{schema['multipleOf']}", remedy)
         if found is not None:
             steps = both([steps, determined(found)])

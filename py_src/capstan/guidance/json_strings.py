@@ -1,4 +1,4 @@
-"""Strings of a schema as grammar: `pattern`, `format` and lengths, alone or together."""
+"""Strings of a schema as a grammar: `pattern`, `format` and lengths, alone or together."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def strings(schema: Schema, at: str) -> Dfa:
     try:
         found = both([lengths(0, None, WRITABLE), *(searched(pattern, f"{at}/pattern") for pattern in patterns)])
         formatted = both([found, *(_format(kind, bool(patterns)) for kind in formats)])
-        # If no text of the format fits the pattern, the pattern alone counts.
+        # If no text of the format fits the pattern, only the pattern counts.
         found = formatted if formatted.ends or not patterns else found
         if least or most is not None:
             found = both([found, lengths(least, most, WRITABLE)])
-        return found.require_some(f"no text fits {' and '.join(asked)}", "correct them, or say it in one pattern")
+        return found.require_some(f"no text fits {' and '.join(asked)}", "correct them, or use one pattern")
     except NodeError as error:
         refuse(f"{at}/{asked[0]}", error.what, error.remedy)
 
@@ -77,19 +77,19 @@ def _format(kind: str, beside_a_pattern: bool) -> Dfa:
 
 
 def _listed(schema: Schema, name: str) -> Sequence[str]:
-    """A keyword's values; merged schemas have lists of them."""
+    """A keyword's values, of which merged schemas have lists."""
     found = schema.get(name, [])
     return [found] if isinstance(found, str) else found
 
 
 def _formats(schema: Schema, at: str) -> list[str]:
-    """The formats that are enforced: another format beside a pattern is a name for the pattern."""
+    """The formats that are enforced. Beside a pattern an unknown format is only a name for the pattern."""
     found = []
     for kind in _listed(schema, "format"):
         if kind in FORMATS:
             found.append(kind)
         elif kind not in ANY_TEXT and "pattern" not in schema:
-            remedy = f"there are {', '.join((*FORMATS, *ANY_TEXT))}; or write a pattern"
+            remedy = f"use one of {', '.join((*FORMATS, *ANY_TEXT))}; or write a pattern"
             refuse(f"{at}/format", f"{kind!r}", remedy)
     return found
 

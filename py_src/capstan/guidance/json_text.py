@@ -1,4 +1,4 @@
-"""The text of JSON values as grammar: strings, numbers, white space, any value."""
+"""The text of JSON values as a grammar: strings, numbers, white space, any value."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 BLANK = Rule("blank")
-"""White space, which may stand between any two parts; `json_grammar` has the rule."""
+"""The name of the rule for white space between any two parts; `json_grammar` defines it."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,13 @@ class Layout:
     """The text between the parts of arrays and objects."""
 
     blank: Node
-    """White space after an opening bracket and before a closing one."""
+    """The text after an opening bracket and before a closing one."""
     comma: Node
     colon: Node
 
 
 FREE = Layout(BLANK, Series((BLANK, Text(","), BLANK)), Series((BLANK, Text(":"), BLANK)))
-"""White space wherever JSON has it."""
+"""White space wherever JSON allows it."""
 
 
 _BLANKS: Node = Choice(
@@ -71,9 +71,9 @@ _HEX = chars(("0", "9"), ("A", "F"), ("a", "f"))
 _ESCAPED = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _NEEDS_ESCAPE = ((0, 0x1F), (0x22, 0x22), (0x5C, 0x5C))
 _PLAIN = Chars(intersected(ANY_CHARACTER, complement(_NEEDS_ESCAPE)))
-"""Characters that are written as themselves."""
+"""Characters that are written without an escape."""
 WRITABLE = intersected(ANY_CHARACTER, complement(((0, 7), (0x0B, 0x0B), (0x0E, 0x1F))))
-"""The same, and characters with an escape of one letter."""
+"""The same, plus characters with an escape of one letter."""
 
 CHARACTER: Node = Choice(
     (
@@ -97,7 +97,7 @@ NUMBER: Node = Series(
         Repeat(Series((chars("e", "E"), Repeat(chars("+", "-"), 0, 1), Repeat(DIGIT, 1, 2))), 0, 1),
     )
 )
-"""Exponents have two digits at most: a reader's double holds such numbers."""
+"""Exponents have at most two digits, so that a reader's double holds the number."""
 
 
 def json_grammar() -> tuple[Grammar, Rule]:
@@ -122,7 +122,7 @@ def literal(value: Any, layout: Layout = FREE) -> Node:
 
 
 def string(content: Node) -> Node:
-    """A string of that content."""
+    """A string with that content."""
     return Series((Text('"'), content, Text('"')))
 
 
@@ -194,7 +194,7 @@ def _quoted_machine(machine: Machine) -> Machine:
 
 @lru_cache(maxsize=1024)
 def _written(first: int, last: int) -> tuple[tuple[tuple[int, int], ...], list[int]]:
-    """The characters of a range that stand for themselves, and the letters of the escapes of others."""
+    """The characters of a range that are written without an escape, and the escape letters of others."""
     letters = [ord(text[1]) for character, text in _ESCAPED.items() if first <= ord(character) <= last]
     return intersected(((first, last),), _PLAIN.ranges), letters
 
@@ -204,7 +204,7 @@ def _control(ranges: tuple[tuple[int, int], ...]) -> Node:
 
 
 def other_key(grammar: Grammar, names: set[str]) -> Node:
-    """A string other than these, written without escapes, which could hide one of them."""
+    """A string other than these. It has no escapes, which could hide one of them."""
     plain = grammar.add("key_end", Series((Repeat(_PLAIN, 0, None), Text('"'))))
     writable = {name for name in names if not set(name) & set(_ESCAPED) and not any(c < " " for c in name)}
 

@@ -1,10 +1,10 @@
 """Grammars in Lark's notation, as llguidance reads it: rules in lower case, terminals in upper case, from `start` on.
 
-A terminal is a rule like others here, not a word that a lexer cuts out first: texts are allowed if the grammar allows
-them in any reading. `%ignore`d text may follow each terminal and each text of a rule. Also taken: `%json { schema }`,
-`%regex { "substring_chunks": [...] }`, `%import common.NAME`; in rules, special tokens of the model as `<|name|>` and
-by their ids as `<[5]>`, `<[5-7,9]>`. A special token that ends outputs stands last. Refused: lookaround, templates,
-`%declare`, `&` and `~` of terminals.
+Here a terminal is a rule like others, not a word that a lexer splits off first: texts are allowed if the grammar allows
+them in any reading. `%ignore`d text may follow each terminal and each text of a rule. Also supported: `%json { schema
+}`, `%regex { "substring_chunks": [...] }`, `%import common.NAME`; in rules, special tokens of the model as `<|name|>`
+and by their ids as `<[5]>`, `<[5-7,9]>`. A special token that ends outputs must be last. Refused: lookaround,
+templates, `%declare`, `&` and `~` of terminals.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class _Reader:
             if ours(name) not in grammar.rules:
                 scan.refuse(f"there is no {name}", "add it", at)
         if ours("start") not in grammar.rules:
-            scan.refuse("there is no rule start, which the output has to fit", "add it")
+            scan.refuse("the rule start, which the output must fit, is missing", "add it")
         if self._ignore is not None:
             grammar.set(self._ignore, Repeat(Choice(tuple(self._ignored)), 0, None))
         grammar.set(root, Rule(ours("start")))
@@ -120,7 +120,7 @@ class _Reader:
         found = scan.expect(_HEAD, "a rule, such as start: ...,")
         name = found[1] or found[2]
         if ours(name) in self._grammar.rules:
-            scan.refuse(f"{name} is there already", "give it another name", at)
+            scan.refuse(f"{name} is already defined", "give it another name", at)
         self._in_terminal = found[2] is not None
         rule = self._grammar.reserve(ours(name))
         self._grammar.set(rule, self._choice())
@@ -203,11 +203,13 @@ class _Reader:
             ids = range(int(first), int(last or first) + 1)
             among = [token for token in known.ids.values() if token in ids]
             if not ids or len(among) < len(ids):
-                scan.refuse(f"{part} has other tokens than special ones", "write text as text", at)
+                scan.refuse(f"{part} has tokens that are not special", "write text as text", at)
             found += among
         if not named[1] and named[0] not in known.ids:
             there = ", ".join(sorted(known.ids)) or "none"
-            scan.refuse(f"there is no special token {clipped(named[0])}", f"there are {clipped(there)}", at)
+            scan.refuse(
+                f"there is no special token {clipped(named[0])}", f"the special tokens are {clipped(there)}", at
+            )
         found = found or [known.ids[named[0]]]
         for token in found:
             if token in known.ends:
@@ -225,7 +227,7 @@ class _Reader:
                 case Special(token) if token in self._ends and not last:
                     remedy = "put it last"
                     self._scan.refuse(
-                        "a special token that ends outputs, with more behind it", remedy, self._ends[token]
+                        "a special token that ends outputs is followed by more", remedy, self._ends[token]
                     )
                 case Series(items):
                     waiting += [(item, last and number == len(items)) for number, item in enumerate(items, 1)]
@@ -283,7 +285,7 @@ class _Reader:
             flags += scan.text[scan.at]
             scan.at += 1
         if set(flags) - set("isu"):
-            scan.refuse(f"the flags {flags}", "there are i, s and u", at)
+            scan.refuse(f"the flags {flags}", "use i, s and u", at)
         try:
             return parse_regex(f"(?{flags})" * bool(flags) + pattern)
         except GuidanceError as error:
@@ -316,7 +318,7 @@ class _Reader:
         return self._grammar.include(found, f"json_{at}_")
 
     def _value(self) -> tuple[Any, int]:
-        """The JSON that comes next, and its place."""
+        """The JSON value that comes next, and its place."""
         scan = self._scan
         scan.skip()
         at = scan.at

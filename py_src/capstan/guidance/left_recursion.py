@@ -1,4 +1,6 @@
-"""Rules that begin with themselves, such as `sum: sum "+" term | term`, as repetitions: `sum: term ("+" term)*`."""
+"""Turns rules that begin with themselves, such as `sum: sum "+" term | term`, into repetitions: `sum: term ("+"
+term)*`.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ def without_left_recursion(grammar: Grammar) -> Grammar:
     found.rules = dict(grammar.rules)
     for group in circles(begins):
         if len(group) > 1 or group[0] in begins[group[0]]:
-            # Paull's algorithm: rules that a rule begins with come after it in the order, so that no circle is left.
+            # Paull's algorithm: the rules with which a rule begins follow it in the order, so that no circle remains.
             for number, name in enumerate(group):
                 found.rules[name] = unrolled(found, name, group[:number])
     return found
@@ -58,7 +60,7 @@ def branches(node: Node) -> list[Branch]:
 
 
 def shortened(branch: Branch) -> Branch:
-    """The items of a series in its place, without empty texts at the start."""
+    """The items, with nested series expanded, without empty texts at the start."""
     while True:
         match branch:
             case (Series(items), *rest) if items or rest:

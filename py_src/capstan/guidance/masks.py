@@ -1,7 +1,7 @@
-"""The tokens that may come next, found on the CPU.
+"""Finds the tokens that may come next, on the CPU.
 
-The host takes the bytes of all tokens through a table of numbered positions and classes of bytes. The table is filled
-as it is read: for a missing entry the host asks for the number of the next position.
+The host follows the bytes of all tokens in a table of numbered positions and classes of bytes. The table is filled on
+demand: for a missing entry the host requests the number of the next position.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from .grammar import NodeError
 __all__ = ["Masks", "TokenWalk", "TokenWalks"]
 
 MOST_POSITIONS = 10_000
-"""The most positions of a table; then it starts empty again."""
+"""The most positions of a table; after these it starts empty again."""
 
 NOWHERE = -1
 
 
 class TokenWalk(Protocol):
-    """All tokens of a vocabulary along one automaton."""
+    """Follows all tokens of a vocabulary in one automaton."""
 
     def mask(self, start: int) -> bytes:
-        """The tokens that fit after a position, a number from 1 on: u32 words, the lowest bit of the first one is
-        token 0. A token without bytes does not fit."""
+        """The tokens that fit after a position (a number from 1 on): u32 words; the lowest bit of the first word is
+        token 0. A token without bytes does not fit.
+        """
 
     def close(self) -> None:
         """Free the table."""
@@ -82,7 +83,7 @@ class Masks:
     def _step(self, number: int, symbol: int) -> int:
         try:
             position = self._automaton.step(self._positions[number - 1], symbol)
-        except NodeError as error:  # Raised after the walk, which may be JavaScript.
+        except NodeError as error:  # The error is raised after the walk, which may run in JavaScript.
             self._error = error
             return NOWHERE
         return self._number(position) if position else NOWHERE

@@ -19,13 +19,13 @@ _TEXTS = ("pattern", "format")
 
 
 class MergeError(Exception):
-    """No schema of supported keywords says what two schemas say together; the message has the reason."""
+    """Raised if no schema of supported keywords equals two schemas together; the message is the reason."""
 
 
 def merged(a: Any, b: Any) -> Any:
     """A schema for values that fit both. Raises MergeError.
 
-    Several patterns, or formats, are a list in it.
+    Several patterns or formats become a list.
     """
     a, b = (modern(given) if isinstance(given, Mapping) else given for given in (a, b))
     if a is False or b is False:

@@ -1,8 +1,8 @@
 """Expressions with look-around and anchors as deterministic automata, whose states are sets of an expression's states.
 
-Look-ahead is a promise that a walk through the expression carries along: a set of states that later text keeps or
-breaks. Look-behind has a set of states that follows every text. Look-behind within look-ahead works; other look-around
-within look-around is refused.
+Look-ahead is a promise that a walk through the expression carries: a set of states that later text keeps or breaks.
+Look-behind has a set of states that follows every text. Look-behind within look-ahead works; other look-around within
+look-around is refused.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ MOST_VISITS = 500_000
 _Test = Edge | tuple[Look, int]
 """An anchor, or look-around with its first state, or the number of a look-behind."""
 _Promise = tuple[bool, frozenset[int]]
-"""Whether the text must break it, and its states."""
+"""A promise: whether the text must break it, and its states."""
 _Walk = tuple[int, frozenset[_Promise]]
 _Key = tuple[frozenset[_Walk], tuple[frozenset[int], ...], bool]
-"""The walks, the states of each look-behind, and whether this is the start of the text."""
+"""A state of the automaton: the walks, the states of each look-behind, and whether this is the start of the text."""
 
 
 def looks(node: Node) -> bool:
@@ -87,7 +87,7 @@ class _Walks:
         self._behind: list[tuple[int, int]] = []
         """The first and the last state of each look-behind."""
         self._within: list[Look] = []
-        """The look-around that is being compiled."""
+        """The kind of look-around that is being compiled."""
         self._known: dict[Look, int] = {}
         """The first state of each look-ahead, the number of each look-behind."""
         self._last: set[int] = set()

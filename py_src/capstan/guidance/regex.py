@@ -1,8 +1,8 @@
 """Regular expressions as a grammar: the syntax that Rust's `regex` crate, Python and JavaScript share.
 
-The whole output must match. `\\d` and `\\w` are ASCII's, `\\s` is Unicode's white space, `.` is any character but a
+The whole output must match. `\\d` and `\\w` are ASCII's, `\\s` is Unicode's white space, `.` is any character except a
 line feed (with `(?s)` any). Back references are refused, with their column. A schema's `pattern` is for any library: it
-matches a text only if it does in both Python and JavaScript, whose classes differ.
+matches a text only if it matches in both Python and JavaScript, whose classes differ.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .nfa import ANYTHING, plain
 __all__ = ["counted", "parse_regex", "parse_searched"]
 
 LONGEST = 20_000
-"""The characters of an expression."""
+"""The most characters of an expression."""
 MOST_REPEATS = 10_000
 """The largest count of a repetition, since each is a state."""
 
@@ -62,7 +62,7 @@ def parse_searched(pattern: str, possibly: bool = False) -> Node:
 
 
 def _found(branches: list[Node]) -> Node:
-    """Any text before and after each branch that is not anchored."""
+    """Allow any text before and after each branch that is not anchored."""
     nodes: list[Node] = []
     for branch in branches:
         items = branch.items if isinstance(branch, Series) else (branch,)
@@ -81,8 +81,7 @@ class _Parser:
         self._ignore_case = False
         self._dot_all = False
         self._possibly = possibly
-        """Whether classes have the characters that they have in one library, rather than in all; inverted within a
-        negation.
+        """Whether classes have the characters that they have in one library instead of all; inverted within a negation.
         """
 
     def checked(self, read: Callable[[], Node]) -> Node:
@@ -166,7 +165,7 @@ class _Parser:
                 self._group_flags(start)
         self._depth += 1
         if self._depth > MOST_DEPTH:
-            self._refuse(f"{self._depth} groups within each other", f"there may be {MOST_DEPTH}", start)
+            self._refuse(f"{self._depth} groups within each other", f"use at most {MOST_DEPTH}", start)
         node = self._group()
         self._depth -= 1
         if not self._take(")"):
@@ -175,12 +174,12 @@ class _Parser:
         return node if look is None else Look(node, "<" in look, "!" in look)
 
     def _class(self, letter: str) -> Ranges:
-        """The characters that a class surely has or, within a negation, possibly."""
+        """The certain characters of a class or, within a negation, the possible ones."""
         return (self._classes.possibly() if self._possibly else self._classes.surely)[letter]
 
     def _word_boundary(self, positive: bool) -> Node:
         word, other = Chars(self._classes.surely["w"]), Chars(complement(self._classes.possibly()["w"]))
-        # By the characters before and after: a word's character, another one, none.
+        # A boundary depends on the characters before and after: a word character, another one, or none.
         before: dict[str, Node] = {"word": Look(word, True, False), "other": Look(other, True, False), "": Edge(False)}
         behind: dict[str, Node] = {"word": Look(word, False, False), "other": Look(other, False, False), "": Edge(True)}
         # Libraries disagree about an empty text.
@@ -199,7 +198,7 @@ class _Parser:
             elif flag == "s":
                 self._dot_all = on
             else:
-                self._refuse(f"(?{flag} is not supported", "there are (?:…), (?i:…), (?s:…) and (?<name>…)", start)
+                self._refuse(f"(?{flag} is not supported", "use (?:…), (?i:…), (?s:…) or (?<name>…)", start)
 
     def _repeated(self, item: Node) -> Node:
         while self._at < len(self._text):
@@ -230,7 +229,7 @@ class _Parser:
         low = counted(least)
         high = (counted(most) if most else None) if comma else low
         if max(low, high or 0) > MOST_REPEATS:
-            self._refuse(f"{max(low, high or 0)} repetitions", f"there may be {MOST_REPEATS}", start)
+            self._refuse(f"{max(low, high or 0)} repetitions", f"use at most {MOST_REPEATS}", start)
         if high is not None and high < low:
             self._refuse(f"from {low} to {high} repetitions", "put the smaller number first", start)
         return low, high
@@ -267,7 +266,7 @@ class _Parser:
             self._at = close + 1 or len(self._text)
         found = properties(name)
         if found is None:
-            self._refuse(f"the property {clipped(name)}", f"there are the categories {', '.join(CATEGORIES)}", start)
+            self._refuse(f"the property {clipped(name)}", f"use one of the categories {', '.join(CATEGORIES)}", start)
         return found
 
     def _by_number(self, kind: str, start: int) -> str:
@@ -360,7 +359,7 @@ class _Parser:
 
 
 def counted(digits: str) -> int:
-    """The number of repetitions; one more than the limit if it has more digits than the limit."""
+    """The number of repetitions; limit + 1 if it has more digits than the limit."""
     return int(digits) if len(digits) < 9 else MOST_REPEATS + 1
 
 

@@ -17,7 +17,7 @@ _DIGITS = {"x": 2, "u": 4, "U": 8}
 
 
 class Scanner:
-    """`skip` matches what stands between tokens: blanks and comments."""
+    """`skip` matches the text between tokens: blanks and comments."""
 
     def __init__(self, kind: str, text: str, skip: str) -> None:
         self.kind, self.text = kind, text
@@ -35,7 +35,7 @@ class Scanner:
         return re.compile(pattern).match(self.text, self.at)
 
     def take(self, pattern: str) -> re.Match[str] | None:
-        """The same, and move after it."""
+        """The same, and skip that text."""
         found = self.looks(pattern)
         if found:
             self.at = found.end()
@@ -45,7 +45,7 @@ class Scanner:
         """The content of a group that was opened at `at`."""
         self._depth += 1
         if self._depth > MOST_DEPTH:
-            self.refuse(f"{self._depth} groups within each other", f"there may be {MOST_DEPTH}", at)
+            self.refuse(f"{self._depth} groups within each other", f"use at most {MOST_DEPTH}", at)
         node = read()
         self._depth -= 1
         return node
@@ -121,7 +121,7 @@ class Scanner:
     def repeated(self, item: Node, least: int, most: int | None, at: int) -> Node:
         """The repetition that was read at `at`. Refuses invalid counts."""
         if max(least, most or 0) > MOST_REPEATS:
-            self.refuse(f"{max(least, most or 0)} repetitions", f"there may be {MOST_REPEATS}", at)
+            self.refuse(f"{max(least, most or 0)} repetitions", f"use at most {MOST_REPEATS}", at)
         if most is not None and most < least:
             self.refuse(f"from {least} to {most} repetitions", "put the smaller number first", at)
         return Repeat(item, least, most)

@@ -1,4 +1,4 @@
-"""The keywords of JSON schemas: which are enforced, and which values are valid.
+"""The keywords of JSON schemas: those that are enforced, and their valid values.
 
 A keyword that no version of JSON Schema has is ignored, unless it looks like a misspelt one. An invalid value is
 refused with a GuidanceError that names its place as a JSON pointer.
@@ -65,7 +65,7 @@ _NOT_ENFORCED = {
 }
 _KNOWN = ANNOTATIONS | TYPED | _COMBINED | {"type", "enum", "const"}
 _NO_CHANGE = {"minContains": 0, "unevaluatedItems": True, "unevaluatedProperties": True}
-"""Keywords that are taken only at the value at which they have no effect."""
+"""Keywords that are accepted only with the value at which they have no effect."""
 
 
 def require_known(schema: Schema, at: str) -> None:
@@ -73,10 +73,12 @@ def require_known(schema: Schema, at: str) -> None:
         if name in _NO_CHANGE and schema[name] is _NO_CHANGE[name]:
             continue
         if name in _NOT_ENFORCED:
-            refuse(f"{at}/{pointer(name)}", f"{name} is not enforced", "leave it out, or say it another way")
+            refuse(f"{at}/{pointer(name)}", f"{name} is not enforced", "leave it out, or express it another way")
         near = [] if name in _KNOWN else get_close_matches(name, _KNOWN - ANNOTATIONS | _NOT_ENFORCED, 1, _NEAR)
         if near:
-            refuse(f"{at}/{pointer(name)}", f"{name} is no keyword", f"write {near[0]}, or a name that is less like it")
+            refuse(
+                f"{at}/{pointer(name)}", f"{name} is not a keyword", f"write {near[0]}, or a name that is less like it"
+            )
 
 
 def asks(name: str) -> bool:
@@ -114,11 +116,11 @@ _NUMBERS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multi
 _COUNTS = {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"}
 _MOST_BRANCHES = 500
 _NEAR = 0.8
-"""The similarity, from 0 to 1, from which on a name counts as a misspelt keyword."""
+"""From this similarity (0 to 1) on, a name counts as a misspelt keyword."""
 
 
 def require_sound(value: Any, at: str) -> None:
-    """Raise unless all texts are characters and all numbers are finite."""
+    """Raise GuidanceError unless all texts can be encoded and all numbers are finite."""
     if isinstance(value, str) and not all(c < "\ud800" or c > "\udfff" for c in value):
         refuse(
             at, f"{clipped(value)} has half of a surrogate pair, which UTF-8 cannot encode", "write whole characters"
@@ -135,8 +137,9 @@ def require_sound(value: Any, at: str) -> None:
 
 
 def require_shape(schema: Any, at: str) -> None:
-    """Raise unless the keywords that are enforced have values of their types, in the schemas within it, too.
-    A definition is checked at the first reference."""
+    """Raise GuidanceError unless the enforced keywords have values of their types, including those of inner schemas. A
+    definition is checked at the first reference.
+    """
     if isinstance(schema, bool):
         return
     if not isinstance(schema, Mapping):
@@ -161,7 +164,9 @@ def require_shape(schema: Any, at: str) -> None:
                 elif name == "required" and not isinstance(inner, str):
                     refuse(f"{place}/{index}", clipped(inner), "it must be a property's name")
             if name == "oneOf" and len(value) > _MOST_BRANCHES:
-                refuse(place, f"{len(value)} branches", f"at most {_MOST_BRANCHES} are told apart: use anyOf or enum")
+                refuse(
+                    place, f"{len(value)} branches", f"at most {_MOST_BRANCHES} can be distinguished: use anyOf or enum"
+                )
         elif name in _NUMBERS and not (isinstance(value, bool) and name.startswith("exclusive")):
             if isinstance(value, bool) or not isinstance(value, int | float):
                 refuse(place, clipped(value), "it must be a number")
@@ -174,14 +179,14 @@ def require_shape(schema: Any, at: str) -> None:
 
 
 def types_of(schema: Schema, at: str) -> list[str]:
-    """The types that the schema names, all if it names none."""
+    """The types that the schema names, or all types."""
     given = schema.get("type", list(TYPES))
     types = given if isinstance(given, list) else [given]
     for kind in types:
         if kind not in TYPES:
-            refuse(f"{at}/type", clipped(kind), f"there are {', '.join(TYPES)}")
+            refuse(f"{at}/type", clipped(kind), f"the types are {', '.join(TYPES)}")
     if not types:
-        refuse(f"{at}/type", "[]", "nothing has no type")
+        refuse(f"{at}/type", "[]", "no value has no type")
     return types
 
 
@@ -195,7 +200,7 @@ def is_a(kind: str, value: Any) -> bool:
 
 
 def told_apart(parts: Sequence[Any]) -> Sequence[Any]:
-    """The branches with a property required that has different fixed values in each, which tells them apart."""
+    """The branches, with a required property whose fixed values differ in each branch and so distinguish them."""
     if len(parts) < 2 or not all(isinstance(part, Mapping) and part.get("type") == "object" for part in parts):
         return parts
     for name in parts[0].get("properties", {}):
@@ -208,7 +213,7 @@ def told_apart(parts: Sequence[Any]) -> Sequence[Any]:
 
 
 def require_apart(parts: Sequence[Any], at: str) -> None:
-    """Raise unless no value fits two of them, by their types, or by their fixed values."""
+    """Raise GuidanceError unless types or fixed values show that no value fits two of the branches."""
     for index, a in enumerate(parts):
         for other, b in enumerate(parts[:index]):
             if not apart(a, b):
@@ -216,7 +221,7 @@ def require_apart(parts: Sequence[Any], at: str) -> None:
 
 
 def apart(a: Any, b: Any) -> bool:
-    """Whether it is certain that no value fits both."""
+    """Whether certainly no value fits both."""
     if a is True or b is True or not isinstance(a, Mapping) or not isinstance(b, Mapping):
         return False
     values = [fixed(a), fixed(b)]
@@ -243,7 +248,7 @@ def fixed(schema: Schema) -> list[Any] | None:
 def listed(schema: Schema, name: str, at: str) -> list[Any]:
     found = schema[name]
     if not isinstance(found, list) or (not found and name != "required" and name != "prefixItems"):
-        refuse(f"{at}/{name}", clipped(found), "it must be a list with something in it")
+        refuse(f"{at}/{name}", clipped(found), "it must be a list with at least one entry")
     return found
 
 

@@ -1,4 +1,6 @@
-"""Schemas within a schema: references, merged schemas, and the few values or names that one allows."""
+"""Schemas within a schema: references, merged schemas, and the values or names that a schema allows if these are
+few.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ from .schema_keywords import (
 __all__ = ["Schemas", "fitting"]
 
 MOST_VALUES = 200
-"""The most values of which an array may have each once."""
+"""The most values of an array with unique items."""
 
 
 class Schemas:
@@ -44,10 +46,10 @@ class Schemas:
         try:
             return merged(a, b)
         except MergeError as error:
-            refuse(at, str(error), "write one schema that says both")
+            refuse(at, str(error), "write one schema for both")
 
     def resolved(self, schema: Any, at: str) -> Any:
-        """The schema or, if it is a reference alone, its target."""
+        """The schema or, if it is only a reference, its target."""
         seen = []
         while isinstance(schema, Mapping) and "$ref" in schema and not any(map(asks, schema.keys() - {"$ref"})):
             if schema["$ref"] in seen:

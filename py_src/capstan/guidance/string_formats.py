@@ -69,7 +69,7 @@ FORMATS = {
 FORMATS |= {"idn-email": FORMATS["email"], "idn-hostname": _HOST, "iri": _URI, "iri-reference": _REFERENCE}
 
 WIDER = {"email": r".+@.+", "idn-email": r".+@.+"}
-"""Wider expressions, used beside a pattern that is narrower."""
+"""Wider expressions, for use beside a narrower pattern."""
 
 ANY_TEXT = ("password", "binary", "byte", "path", "file-path", "directory-path")
 """Formats that allow any text."""

@@ -18,7 +18,9 @@ __all__ = ["SpecialTokens", "TokenBytes", "special_tokens", "vocabulary"]
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
 _ALPHABET = {byte: chr(byte) for byte in _PRINTABLE} | {byte: chr(256 + i) for i, byte in enumerate(_OTHERS)}
-"""GPT-2's: printable characters of Latin-1 stand for themselves, other bytes for characters from U+0100 on."""
+"""GPT-2's alphabet: printable characters of Latin-1 stand for their bytes, characters from U+0100 on for other
+bytes.
+"""
 
 _ALPHABET_SET = set(_ALPHABET.values())
 _TO_BYTE = {ord(character): byte for byte, character in _ALPHABET.items()}
@@ -48,7 +50,7 @@ class TokenBytes:
         for id_ in stop:
             ends[id_] |= _STOP
         self.ends = ends
-        """u32: the offset of each token's bytes, and the end of the last one's; the highest bit is set for ids in
+        """u32: the offset of each token's bytes, and the end of the last token's; the highest bit is set for ids in
         `stop`, which have no bytes.
         """
         self.data = array("I")
@@ -60,10 +62,10 @@ class TokenBytes:
 
 
 def vocabulary(tokenizer_json: str, size: int, stop: Collection[int]) -> list[str]:
-    """`size` tokens by id; "" for ids without a token, and for tokens with a byte that is in no UTF-8 text. A special
+    """`size` tokens by id; "" for ids without a token, and for tokens with a byte that never occurs in UTF-8. A special
     token is written as Special.data. The ids in `stop` end an output and may have any text.
 
-    Raises GuidanceError for a tokenizer whose tokens are no bytes of text.
+    Raises GuidanceError for a tokenizer whose tokens are not bytes of text.
     """
     content = parse_object(tokenizer_json, "tokenizer.json")
     write = _writer(content)
@@ -116,7 +118,7 @@ def _writer(content: Mapping[str, Any]) -> Callable[[str], str]:
         return _of_pieces
     told = " and ".join(map(str, kinds)) or "no"
     return _refuse(
-        f"a {content['model'].get('type')} model with {told} decoder does not say which bytes its tokens are"
+        f"a {content['model'].get('type')} model with {told} decoder does not define the bytes of its tokens"
     )
 
 
@@ -140,7 +142,7 @@ def _of_pieces(token: str) -> str:
 
 
 def _bytes_of(text: str) -> bytes:
-    """The bytes of a token in the alphabet; a token with other characters is text."""
+    """The bytes of a token in the alphabet; a token with other characters is plain text."""
     return text.translate(_TO_BYTE).encode("latin-1") if set(text) <= _ALPHABET_SET else text.encode()
 
 

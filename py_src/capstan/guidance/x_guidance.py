@@ -1,4 +1,4 @@
-"""llguidance's options at the top of a schema: the text between parts, and what oneOf means."""
+"""llguidance's options at the top of a schema: the text between parts, and the meaning of oneOf."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def options_of(given: Any, at: str) -> tuple[Layout, bool]:
         if name not in _OPTIONS:
             if name == "lenient" and value is False:
                 continue
-            refuse(place, f"{name} is not enforced", f"there are {', '.join(_OPTIONS)}")
+            refuse(place, f"{name} is not enforced", f"the options are {', '.join(_OPTIONS)}")
         if not isinstance(value, bool if name in _OPTIONS[:2] else str):
             refuse(place, clipped(value), "it must be true or false" if name in _OPTIONS[:2] else "it must be a string")
         if isinstance(value, str):

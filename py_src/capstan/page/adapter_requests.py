@@ -16,7 +16,7 @@ kept: Adapters | None = None
 
 
 async def adapt(model: Model, generator: Generator, request: ModelRequest) -> None:
-    """Have a new generator run with the request's adapter, if it has one. Raises what Adapters.load raises."""
+    """Have a new generator run with the request's adapter, if it has one. Raises the errors of Adapters.load."""
     global kept
     url = request.get("adapter")
     if url is None:
@@ -31,6 +31,6 @@ async def adapt(model: Model, generator: Generator, request: ModelRequest) -> No
 
 
 def forget_adapters() -> None:
-    """Free those that are kept, once their generators are closed."""
+    """Free the adapters that are kept, once their generators are closed."""
     global kept
     kept = None

@@ -70,8 +70,9 @@ SAMPLE = "Hello"
 
 
 async def get_ready(session: PageSession, request: LoadRequest) -> dict[str, Any]:
-    """Load a model and, if it has a template for chats, begin one; its first tokens are prepared when no request comes
-    at once."""
+    """Load a model and, if it has a chat template, begin a chat; its first tokens are prepared if no request follows
+    immediately.
+    """
     model = await session.load_once(request)
     can_chat = Tokenizer(model).has_chat_template
     if can_chat:
@@ -118,7 +119,7 @@ async def generate(session: PageSession, request: GenerateRequest) -> dict[str, 
 
 
 async def chat(session: PageSession, request: ChatRequest) -> dict[str, Any]:
-    """Answer the last message of a conversation; without messages only get ready for one."""
+    """Answer the last message of a conversation; without messages only prepare for one."""
     request = {**request, "messages": with_pictures(request["messages"], session.pictures)}
     if request["messages"] and searched(request).get("num_return_sequences", 1) != 1:
         return await chat_rows(session, request)
@@ -170,7 +171,7 @@ async def chat(session: PageSession, request: ChatRequest) -> dict[str, Any]:
 
 
 async def chat_rows(session: PageSession, request: ChatRequest) -> dict[str, Any]:
-    """Answer the last message of a conversation several times, as rows of one batch, of which nothing is kept."""
+    """Answer the last message of a conversation several times, as rows of one batch, which is not kept."""
     model = await session.load_once(request)
     tokenizer = Tokenizer(model)
     require_fitting((message.get("content") for message in request["messages"]), model.config)
@@ -188,8 +189,9 @@ async def chat_rows(session: PageSession, request: ChatRequest) -> dict[str, Any
 
 
 async def alternatives(session: PageSession, request: AlternativesRequest) -> None:
-    """Report the probability of each token of an answer, and its alternatives: after a prompt or, if there
-    are messages, in the conversation that they make."""
+    """Report the probability of each token of an answer, and its alternatives: after a prompt or, if there are
+    messages, in their conversation.
+    """
     answer, count = request["answer"], request["count"]
     model = await session.load_once(request)
     tokenizer, ends = Tokenizer(model), model.config.eos_token_ids
@@ -275,12 +277,12 @@ async def planned(session: PageSession, request: PlanRequest) -> dict[str, Any]:
 
 
 async def end_session(session: PageSession, request: EndSessionRequest) -> None:
-    """Give back what a session holds; it may have ended already."""
+    """Release the resources of a session, which may have ended already."""
     await session.end_conversation(request["session"])
 
 
 async def traced(session: PageSession, request: TraceRequest) -> dict[str, Any] | None:
-    """Begin a trace, or end it and return it."""
+    """Begin a trace, or end and return it."""
     if request["action"] == "stop":
         return await end_trace()
     begin_trace()
@@ -289,7 +291,8 @@ async def traced(session: PageSession, request: TraceRequest) -> dict[str, Any] 
 
 async def execute(session: PageSession, request: ExecRequest) -> dict[str, int]:
     """Run a script as `__main__`, top-level await allowed; `models` maps names to folders. It imports modules from its
-    own folder, where `files` may have put them."""
+    own folder, including those in `files`.
+    """
     sys.argv = list(request["argv"])
     mount(request["files"])
     place = posixpath.dirname(request["filename"])

@@ -16,8 +16,7 @@ __all__ = ["answer_stream", "rendered", "with_call", "with_pictures"]
 
 
 def with_pictures(messages: Sequence[Message], attached: Any) -> list[Message]:
-    """Messages with the pictures that came with their request in the place of their numbers: the contents of files, or
-    pixels."""
+    """Messages with the request's pictures (contents of files, or pixels) in place of their numbers."""
     return [
         {
             **message,
@@ -51,11 +50,11 @@ def rendered(tokenizer: Tokenizer, request: ChatRequest) -> str:
 
 
 def with_call(tokenizer: Tokenizer, request: ChatRequest) -> ChatRequest:
-    """The request with the grammar of the call that has to be made."""
+    """The request with the grammar of the required call."""
     if (names := request.get("called")) is None:
         return request
     if request.get("guidance") is not None:
-        raise OptionError("a tool has to be called, and the answer has to fit a grammar: give one of the two")
+        raise OptionError("the request requires both a call of a tool and a grammar: give one of the two")
     data = forced_call(tokenizer, rendered(tokenizer, request), request.get("tools") or [], names)
     return {**request, "guidance": {"type": "lark_grammar", "data": data}}
 
@@ -63,7 +62,7 @@ def with_call(tokenizer: Tokenizer, request: ChatRequest) -> ChatRequest:
 def answer_stream(
     tokenizer: Tokenizer, request: ChatRequest, prompt: str, ids: Sequence[int], stops: Sequence[str]
 ) -> AnswerStream:
-    """The reader of the answer after a rendered prompt, which has these ids."""
+    """The reader of the answer after a rendered prompt with these ids."""
     forced, guidance = request.get("called") is not None, request.get("guidance")
     return AnswerStream(
         tokenizer,

@@ -1,4 +1,4 @@
-"""Completes a prompt for the page: by one sequence, or by several that are sampled together, the rows of a batch."""
+"""Completes a prompt for the page: with one sequence, or with several that are sampled together as rows of a batch."""
 
 from __future__ import annotations
 
@@ -47,10 +47,11 @@ async def complete(
     answer: Callable[[], AnswerStream | None] = lambda: None,
     pictures: Sequence[Features] = (),
 ) -> dict[str, Any]:
-    """Continue a prompt with a generator of its own, and tell the page of each token. `limit` is the reason to finish
-    at max_length. The keys of the result are those of `build.py run --json`; where the prompt has several sequences,
-    `choices` has all and the rest is of the first. `answer` makes what reads each answer of a chat; its
-    prompt has the `pictures`."""
+    """Continue a prompt with a new generator, and notify the page of each token. `limit` is the reason to finish at
+    max_length. The keys of the result are those of `build.py run --json`; with several sequences `choices` has all of
+    them and the other keys are of the first. `answer` makes the reader of each answer of a chat; its prompt has the
+    `pictures`.
+    """
     begun: Sequence[int] = request.get("begun") or []  # type: ignore[assignment]  # of the requests that have it
     search = params.search
     rows: list[int | None] = [None] if params.rows == 1 else [*range(params.rows)]
@@ -61,7 +62,7 @@ async def complete(
             generator.see(pictures)
         generator.append_tokens([*prompt, *begun])
         host_calls.emit({"kind": "status", "text": "preparing the decode step"})
-        # A first token is awaited.
+        # Only the first token is awaited.
         await generator.prepare_async(record=False)
         tell = told_steps(model, generator)
         host_calls.emit({"kind": "status", "text": "generating"})
@@ -91,8 +92,9 @@ async def complete(
 
 
 def generator_params(model: Model, request: RunRequest) -> GeneratorParams:
-    """The parameters of a request, without its lengths; what it leaves out is as the model's files or makers say.
-    Raises OptionError, GuidanceError."""
+    """The parameters of a request, without its lengths; the model's files or makers give the defaults. Raises
+    OptionError, GuidanceError.
+    """
     processor = request.get("logits_processor")
     named: dict[str, Any] = {} if processor is None else named_processor(processor).options
     params = GeneratorParams(model, **taken(GeneratorOptions, request), **named)
@@ -111,8 +113,8 @@ def generator_params(model: Model, request: RunRequest) -> GeneratorParams:
     count = params.search.num_return_sequences
     if count > 1 and params.search.greedy:
         raise OptionError(
-            f"num_return_sequences (n) is {count}, but the most probable token is taken each time, so that all would "
-            f"be the same: set one of {', '.join(DRAWING)} (a temperature above 0), or leave it at 1"
+            f"num_return_sequences (n) is {count}, but without sampling all sequences are the same: set one of "
+            f"{', '.join(DRAWING)} (a temperature above 0), or leave it at 1"
         )
     return params
 
@@ -131,12 +133,13 @@ def require_one_sequence(params: GeneratorParams) -> None:
 
 
 def limit_length(params: GeneratorParams, model: Model, prompt: int, new_tokens: int | None, most: int | None) -> str:
-    """Set max_length: `most`, or what `new_tokens` after the prompt make if that is less, within the model's context.
-    Returns the reason to finish there: 'length', or 'max_new_tokens' if there was room for more. Raises PromptError,
-    OptionError."""
+    """Set max_length to `most`, or to the prompt and `new_tokens` if that is less, within the model's context. Returns
+    the reason to finish there: 'length', or 'max_new_tokens' if there was room for more. Raises PromptError,
+    OptionError.
+    """
     context = model.config.context_length
     if prompt >= context:
-        raise PromptError(f"the prompt has {prompt} tokens, the model's context_length is {context}; shorten it")
+        raise PromptError(f"the prompt has {prompt} tokens; the model's context_length is {context}: shorten it")
     if new_tokens is None:
         if most is not None:
             params.set_search_options(max_length=most)
@@ -147,7 +150,7 @@ def limit_length(params: GeneratorParams, model: Model, prompt: int, new_tokens:
 
 
 def told_ready(model: Model, generator: Generator) -> dict[str, Any]:
-    """How the generator's steps run; the page is told."""
+    """The facts about the generator's steps, of which the page is also notified."""
     about = {
         "model": str(model.facts),
         "device": model.device_type,
@@ -161,8 +164,9 @@ def told_ready(model: Model, generator: Generator) -> dict[str, Any]:
 
 
 def told_steps(model: Model, generator: Generator) -> Callable[[], dict[str, Any]]:
-    """Tells the page how the generator's steps run; called after a token, the result tells it that the next one waits
-    for the decode step to be recorded, and how steps run then. It returns the last."""
+    """Notify the page of facts about the generator's steps. The returned function, called after a token, notifies it
+    that the next token waits for the recording of the decode step, and of new facts; it returns the latest facts.
+    """
     about, recording = told_ready(model, generator), False
 
     def tell() -> dict[str, Any]:

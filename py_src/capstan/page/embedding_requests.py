@@ -17,7 +17,7 @@ loaded: LoadedOne[Embedder] = LoadedOne("encoder", "load_embedder")
 
 
 async def load_embedder(request: LoadEmbedderRequest, folder: str | HubRepository) -> dict[str, Any]:
-    """Load an encoder, in the place of one that was loaded before."""
+    """Load an encoder, and close the one that was loaded before."""
     options = taken(EmbedderOptions, request)
     encoder = await loaded.load(folder, Embedder.load(folder, pooling=request["pooling"], **options))
     return {"device": encoder.device, "pooling": encoder.pooling, "max_tokens": encoder.max_tokens}

@@ -21,13 +21,13 @@ from .requests import RunRequest
 __all__ = ["CONTEXT_TOKENS", "burst_list", "plan_for", "tape_of", "tell_alternatives", "texts_behind", "told_times"]
 
 CONTEXT_TOKENS = 8
-"""A token's text is what it adds to the text of so many before it."""
+"""A token's text is its addition to the text of this number of tokens before it."""
 REPEATS = 4
-"""Repetitions of each operation's timing, whose median counts."""
+"""Repetitions of each operation's timing, of which the median is used."""
 
 
 def texts_behind(tokenizer: Tokenizer, before: Sequence[int]) -> Callable[[int], str]:
-    """A function that gives the text which a token adds to that of the tokens before it."""
+    """A function that returns the text which a token adds to the tokens before it."""
     known = tokenizer.decode(before)
 
     def text(token: int) -> str:
@@ -40,8 +40,9 @@ def texts_behind(tokenizer: Tokenizer, before: Sequence[int]) -> Callable[[int],
 async def tell_alternatives(
     generator: Generator, tokenizer: Tokenizer, answer: Sequence[int], count: int, ends: Sequence[int]
 ) -> None:
-    """Run the model over the answer, which follows the generator's sequence, and tell the page of each token in turn.
-    The sequence then ends before the answer's last token, or where this was cancelled."""
+    """Run the model over the answer, which follows the generator's sequence, and notify the page of each token in turn.
+    Afterwards the sequence ends before the answer's last token, or at the cancelled one.
+    """
     before = generator.get_sequence()[-CONTEXT_TOKENS:]
     for place, token in enumerate(answer):
         text_of = texts_behind(tokenizer, before)
@@ -59,7 +60,9 @@ async def tell_alternatives(
 
 
 async def plan_for(folder: str | HubRepository, length: int, **options: Unpack[FitOptions]) -> dict[str, Any]:
-    """Whether a model and a sequence of `length` tokens, or of its context if that is shorter, would fit the device."""
+    """Whether a model and a sequence of `length` tokens, or of the model's context if that is shorter, would fit the
+    device.
+    """
     whole = await plan(folder, **options)
     context = whole.requirements.max_length
     fit = whole if context <= length else await plan(folder, **options, max_length=length)
@@ -82,13 +85,14 @@ async def plan_for(folder: str | HubRepository, length: int, **options: Unpack[F
 
 
 def burst_list(request: RunRequest) -> list[BurstTimes] | None:
-    """A list in which a Timing keeps the bursts, if the request asks for them."""
+    """A list in which a Timing keeps the bursts, if the request wants them."""
     return [] if request.get("timeline") else None
 
 
 def told_times(timing: Timing) -> dict[str, Any]:
-    """The times of a run, with those of its bursts, in milliseconds since the first token was requested, if they were
-    kept."""
+    """The times of a run and, if they were kept, those of its bursts, in milliseconds since the first token was
+    requested.
+    """
     since = timing.started or 0.0
     times: dict[str, Any] = {
         "tokens_per_second": timing.tokens_per_second,
@@ -105,8 +109,9 @@ def told_times(timing: Timing) -> dict[str, Any]:
 
 
 async def tape_of(generator: Generator, prompt: Sequence[int]) -> dict[str, Any]:
-    """The operations of the decode step after a prompt and a token, with the GPU's time for each; where that cannot be
-    told none, and a note why."""
+    """The operations of the decode step after a prompt and a token, with the GPU's time for each; without GPU times
+    none, and a note with the reason.
+    """
     generator.append_tokens(prompt)
     await generator.prepare_async(record=True)
     await generator.generate_next_token_async()

@@ -23,7 +23,7 @@ class LoadedOne(Generic[T]):
     """Keeps a model until the next one of its kind is loaded."""
 
     def __init__(self, kind: str, request: str) -> None:
-        self._missing = f"no {kind} is loaded; ask with {request} first"
+        self._missing = f"no {kind} is loaded; send {request} first"
         self._model: T | None = None
 
     def get(self) -> T:
@@ -33,7 +33,7 @@ class LoadedOne(Generic[T]):
         return self._model
 
     async def load(self, folder: str | HubRepository, model: Awaitable[T]) -> T:
-        """Close the model that was loaded before, then wait for the next."""
+        """Close the model that was loaded before, then wait for the new one."""
         if self._model is not None:
             await self._model.aclose()
             self._model = None

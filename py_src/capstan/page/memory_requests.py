@@ -1,4 +1,4 @@
-"""Answers what is kept: weights in the browser's storage, which are looked after, and live memory of the devices."""
+"""Answers requests about memory: stored weights, which are verified while idle, and live memory of the devices."""
 
 from __future__ import annotations
 

@@ -31,15 +31,15 @@ Key = tuple[str | HubRepository, PageOptions]
 """A model's folder and the options of its load."""
 
 UNASKED = 0.25
-"""Seconds without a request until a decode step is recorded: a program asks at once, a person types."""
+"""Seconds without a request until a decode step is recorded: a program requests immediately, a person types."""
 OF_A_GENERATOR = (*rows(AdaptedOptions), *rows(SequenceOptions))
-"""Requests that differ in one of these have generators of their own."""
+"""Requests that differ in one of these have separate generators."""
 CHAT_LENGTH = 4096
-"""The `max_length` of conversations, where none is given and the model's context is no shorter."""
+"""The default `max_length` of conversations, within the model's context."""
 
 
 class PageSession:
-    """The model of the last request and its conversations, for the requests that follow."""
+    """The model of the last request and its conversations, for later requests."""
 
     def __init__(self) -> None:
         self.samples: Any = None
@@ -49,21 +49,22 @@ class PageSession:
         self.prompts: tuple[Model, ChatPrompts] | None = None
         """The last model, and the maker of its prompts."""
         self.loaded: tuple[Key, Model] | None = None
-        """The last model and what it was loaded for: the next request for the same one finds it ready."""
+        """The last model and its key: the next request with the same key finds it ready."""
         self.loading: asyncio.Task[Model] | None = None
         """The load that is under way."""
         self.conversations: dict[str | None, tuple[Model, str, Conversation]] = {}
         """The last conversation of each session (None: of requests without a session), with its model and its options.
-        The next request that continues it runs the model on new messages only."""
+        The next request that continues it runs the model only on new messages.
+        """
         self.recording: asyncio.Task[None] | None = None
-        """Records the decode step of a model that was loaded, if no request for a first token comes before that."""
+        """Records the decode step of a loaded model, unless a request for a first token comes earlier."""
         self.idle = idle_verification(self.load_ended)
 
     async def load_once(self, request: ModelRequest) -> Model:
-        """The model, loaded now or by an earlier request; another one that is loaded is closed first.
+        """The model, loaded now or by an earlier request; another loaded model is closed first.
 
-        Loading goes on if the request is cancelled meanwhile: it cannot be called back from the GPU, and the next
-        request for the same model finds it done.
+        If the request is cancelled meanwhile, loading continues: work on the GPU cannot be cancelled, and the next
+        request for the same model finds it loaded.
         """
         key = folder_of(request["model"]), taken(PageOptions, request)
         await self.load_ended()
@@ -120,7 +121,7 @@ class PageSession:
             self.loading = None
 
     async def conversation_with(self, model: Model, request: ConversationRequest) -> Conversation:
-        """The last conversation if it was with this model and these options, else a new one; its decoder is ready."""
+        """The last conversation if it has this model and these options, else a new one; its decoder is ready."""
         session = request.get("session")
         asked: list[Any] = [request.get(name) for name in (*OF_A_GENERATOR, "max_length")]
         if (processor := request.get("logits_processor")) is not None:
@@ -128,7 +129,7 @@ class PageSession:
         options = json.dumps(asked, sort_keys=True)
         unused = self.conversations.get(None)
         if session not in self.conversations and unused and not unused[2].generator.token_count():
-            # It was made when the model was loaded.
+            # The conversation was made when the model was loaded.
             self.conversations[session] = self.conversations.pop(None)
         if (last := self.conversations.get(session)) is not None:
             if last[0] is model and last[1] == options:
@@ -138,7 +139,7 @@ class PageSession:
         if not tokenizer.has_chat_template:
             raise ConfigError(
                 f"{model.folder} has no chat template (chat_template in tokenizer_config.json, or "
-                "chat_template.jinja): take a model that was made for chats, or complete a prompt with it"
+                "chat_template.jinja): use a model that was made for chats, or complete a prompt with it"
             )
         params = generator_params(model, request)
         require_one_sequence(params)
@@ -156,24 +157,25 @@ class PageSession:
         return talk
 
     def prompts_of(self, model: Model) -> ChatPrompts:
-        """Makes the prompts of conversations."""
+        """The maker of conversations' prompts."""
         if self.prompts is None or self.prompts[0] is not model:
             self.prompts = model, ChatPrompts(Tokenizer(model), model)
         return self.prompts[1]
 
     async def end_conversation(self, session: str | None) -> None:
-        """Give back what a conversation holds."""
+        """Release the resources of a conversation."""
         if session in self.conversations:
             _, _, talk = self.conversations.pop(session)
             await talk.generator.aclose()
 
     def prepare_unasked(self, model: Model, generator: Generator) -> None:
-        """Have the first tokens prepared unless a request comes at once."""
+        """Have the first tokens prepared unless a request follows immediately."""
         self.recording = asyncio.ensure_future(self.record_unasked(model, generator))
 
     async def record_unasked(self, model: Model, generator: Generator) -> None:
-        """Record a decode step and compile kernels while nobody waits for an answer; the next request raises what
-        fails."""
+        """Record a decode step and compile kernels while no caller waits for an answer; the next request raises the
+        errors.
+        """
         await asyncio.sleep(UNASKED)
         recorded = generator.capture_note is None
         with suppress(CapstanError):
@@ -182,13 +184,15 @@ class PageSession:
                 told_ready(model, generator)
 
     def leave_unrecorded(self) -> None:
-        """A request is there, whose first token needs no recording; what the GPU has begun it finishes."""
+        """Called when a request arrives, whose first token needs no recording; work that the GPU has begun ends
+        first.
+        """
         if self.recording is not None:
             self.recording.cancel()
 
 
 def folder_of(model: ModelFolder) -> str | HubRepository:
-    """A model's place, after the worker has adopted what was picked."""
+    """A model's place, after the worker has adopted picked files."""
     if isinstance(model, str):
         return model
     return HubRepository(model["repository"], model["hub"], model["revision"] or "main", model["token"])
@@ -200,8 +204,9 @@ def chat_length(model: Model, asked: int | None) -> int:
 
 
 def known_length(request: ModelRequest) -> int | None:
-    """Tokens that the request's sequence has room for, as far as they are known without the model; what is no length is
-    told with the search options."""
+    """The length limit of the request's sequence in tokens, as far as it is known without the model. Invalid lengths
+    are reported with the search options.
+    """
     asked: dict[str, Any] = {**request}
     lengths = [(asked.get("search") or {}).get("max_length"), asked.get("max_length")]
     prompt, new = asked.get("prompt_ids"), asked.get("max_new_tokens")

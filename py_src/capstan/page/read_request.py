@@ -23,11 +23,11 @@ PLAIN: dict[Any, tuple[tuple[type, ...], str]] = {
     list: ((list,), "an array"),
     dict: ((dict,), "an object"),
 }
-"""The types that JSON has for an annotation, and its words in a message."""
+"""The JSON types for an annotation, and its words in a message."""
 
 
 def read_request(text: str) -> AnsweredRequest:
-    """A request with all its fields. Raises OptionError with what is missing, unknown or of another type."""
+    """A request with all its fields. Raises OptionError for fields that are missing, unknown or of another type."""
     try:
         request = read_json(text)
     except NotJsonError as error:
@@ -43,7 +43,7 @@ def read_request(text: str) -> AnsweredRequest:
 
 @cache
 def fields_of(table: Any) -> dict[str, Any]:
-    """The types of the fields by their names. An option may be null, else it is one of its choices."""
+    """The types of the fields by their names. An option may be null, or one of its choices."""
     fields = get_type_hints(table)
     for name, row in rows(table).items():
         if row.choices or row.default is not None:
@@ -52,15 +52,17 @@ def fields_of(table: Any) -> dict[str, Any]:
 
 
 REQUESTS = {get_args(fields_of(request)["kind"])[0]: request for request in get_args(AnsweredRequest)}
-"""The requests by their kinds. They are looked up while Capstan is imported, which is before a snapshot is made."""
+"""The requests by their kinds. They are looked up while Capstan is imported, before a snapshot is made."""
 
 
 def require_fields(what: str, place: str, given: Mapping[str, Any], table: Any) -> None:
-    """Raise OptionError for a missing field, an unknown one, or one of another type; `place` stands before its name."""
+    """Raise OptionError for a missing field, an unknown one, or one of another type; messages put `place` before its
+    name.
+    """
     fields = fields_of(table)
     missing = [place + name for name in fields if name in table.__required_keys__ and name not in given]
     if missing:
-        raise OptionError(f"{', '.join(missing)}: missing in {what}; null is for what is left open")
+        raise OptionError(f"{', '.join(missing)}: missing in {what}; null stands for an open value")
     for name, value in given.items():
         if name not in fields:
             raise OptionError(unknown(what, place, name, list(fields)))
@@ -94,7 +96,7 @@ def require_type(name: str, value: object, wanted: Any) -> None:
 
 
 def is_of(value: object, kind: Any) -> bool:
-    """Whether a value is of a type of the table, apart from what is inside it."""
+    """Whether a value is of a type of the table; its contents are not checked."""
     if get_origin(kind) is Literal:
         return isinstance(value, str) and value in get_args(kind)
     types, _ = PLAIN[base(kind)]
@@ -102,7 +104,7 @@ def is_of(value: object, kind: Any) -> bool:
 
 
 def words_of(kind: Any) -> list[str]:
-    """A type of the table as a message tells it."""
+    """The words for a type of the table in a message."""
     return [repr(value) for value in get_args(kind)] if get_origin(kind) is Literal else [PLAIN[base(kind)][1]]
 
 
@@ -116,4 +118,4 @@ def unknown(what: str, place: str, name: str, known: list[str]) -> str:
 
     nearest = difflib.get_close_matches(name, known, 1)
     meant = f"did you mean {place}{nearest[0]}? It has" if nearest else "it has"
-    return f"{clipped(place + name)} is no field of {what}; {meant} {', '.join(known)}"
+    return f"{clipped(place + name)} is not a field of {what}; {meant} {', '.join(known)}"

@@ -27,7 +27,7 @@ class RequestHandler:
         self.session = PageSession()
         self.running: asyncio.Task[Any] | None = None
         self.number = 0
-        """The number of the request that is running, or ran last."""
+        """The number of the running request, or of the last one."""
         self.stopped: set[int] = set()
         """Requests that were cancelled before they began."""
         self.verify_after = math.inf
@@ -35,7 +35,8 @@ class RequestHandler:
 
     async def handle(self, text: str, number: int, attached: Any = None) -> str:
         """Answer one request; both are JSON. Every error becomes a reply with its type, message and traceback.
-        `attached` came with it (web/src/wire/protocol.ts, Attached)."""
+        `attached` are the attachments (web/src/wire/protocol.ts, Attached).
+        """
         self.running, self.number = asyncio.current_task(), number
         host_calls.be_interrupted_once()
         try:
@@ -52,7 +53,7 @@ class RequestHandler:
         except (asyncio.CancelledError, KeyboardInterrupt) as error:
             host_calls.be_interrupted_no_more()
             reply = failure("KeyboardInterrupt", "stopped by the user", error)
-        except BaseException as error:  # a script's SystemExit, too
+        except BaseException as error:  # including a script's SystemExit
             host_calls.be_interrupted_no_more()
             reply = failure_of(error)
         finally:
@@ -62,11 +63,13 @@ class RequestHandler:
         return json.dumps(reply)
 
     def look_after_weights(self, milliseconds: float) -> None:
-        """Compare stored weights with their digests when no request came for so long; math.inf is never."""
+        """Compare stored weights with their digests after that number of seconds without a request; math.inf means
+        never.
+        """
         self.verify_after = milliseconds / 1000
 
     def cancel(self, number: int) -> None:
-        """Stop a request at its next await, or before it begins; one that has ended is left alone."""
+        """Stop a request at its next await, or before it begins; without effect for a request that has ended."""
         if number > self.number:
             self.stopped.add(number)
         elif number == self.number and self.running is not None:
@@ -74,7 +77,7 @@ class RequestHandler:
 
 
 def failure_of(error: BaseException) -> dict[str, Any]:
-    """The reply for an error; where memory is full, that is the reason, whatever the error says."""
+    """The reply for an error; if memory is full, the reply gives that as the reason instead."""
     try:
         if isinstance(error, MemoryError):
             raise spent(error) from error

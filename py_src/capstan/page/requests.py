@@ -1,11 +1,11 @@
 """The table of the requests that Python answers: their fields, and the fields' types.
 
 `read_request` checks each request against it, and `build.py` writes web/src/wire/requests.ts from it
-(buildtools/wire.py). A field that is `NotRequired` or an option may be left out, which means the
-same as null. `Message`, `Tool` and picked folders have TypeScript types of their own in web/src/wire/page_types.ts.
+(buildtools/wire.py). A field that is `NotRequired` or an option may be left out, which means null. `Message`, `Tool`
+and picked folders have TypeScript types in web/src/wire/page_types.ts.
 """
 
-# Annotations are values here, not text: read_request looks at them.
+# Annotations are values here, not text: read_request reads them.
 from typing import Any, Literal, NotRequired, TypedDict
 
 from ..generation.run_options import (
@@ -87,7 +87,9 @@ class GenerateRequest(RunRequest):
     images: NotRequired[list[str] | None]
     """`data:` addresses of pictures before the prompt, with `as_message`; null for none."""
     begun: NotRequired[list[int] | None]
-    """The first tokens of the completion, which goes on from there and is told without them; they count as new ones."""
+    """The first tokens of the completion, which continues after them and is reported without them; they count as new
+    tokens.
+    """
 
 
 class ConversationRequest(RunRequest, TalkOptions):
@@ -95,7 +97,7 @@ class ConversationRequest(RunRequest, TalkOptions):
 
 
 class LoadRequest(ConversationRequest):
-    """Load a model, and make the decode step of its chats ready if it has a chat template."""
+    """Load a model, and prepare the decode step of its chats if it has a chat template."""
 
     kind: Literal["load"]
 
@@ -103,34 +105,36 @@ class LoadRequest(ConversationRequest):
 class ChatRequest(ConversationRequest, TemplateOptions, CallOptions):
     """Answer the last message of a conversation by the model's chat template.
 
-    Tokens arrive as `text` events, the summary as the reply, also after `cancel`. The worker keeps what it computed for
-    the last conversation: a request whose messages go on from there runs the model on what is new only. Without
-    messages the model is loaded and made ready.
+    Tokens arrive as `text` events, the summary as the reply, even after `cancel`. The worker keeps the caches of the
+    last conversation: a request whose messages continue it runs the model only on new messages. Without messages the
+    model is loaded and prepared.
     """
 
     kind: Literal["chat"]
     messages: list[Message]
     begun: NotRequired[list[int] | None]
-    """As in GenerateRequest, but the first tokens of the answer."""
+    """See GenerateRequest, but for the first tokens of the answer."""
 
 
 class AlternativesRequest(ConversationRequest, TemplateOptions):
-    """Report the probability of each token of an answer and its alternatives, by `alternatives` events: the
-    model is run over them. The model and the prompt or the messages are those of the request that was answered."""
+    """Report the probability of each token of an answer and its alternatives, by `alternatives` events; the model runs
+    over the answer. The model and the prompt or messages are those of the answered request.
+    """
 
     kind: Literal["alternatives"]
     prompt: str | None
     messages: NotRequired[list[Message] | None]
-    """A conversation's in place of a prompt, up to what was answered; null for a prompt."""
+    """The messages of a conversation up to the answered one, in place of a prompt; null for a prompt."""
     answer: list[int]
     """The ids of the answer's tokens."""
     count: int
-    """So many of the most probable tokens are told for each."""
+    """The number of most probable tokens that are reported for each token."""
 
 
 class TokenizerRequest(ModelRequest, TemplateOptions):
-    """Ask the model's tokenizer: `encode` a text into `ids`, `decode` ids into a `text`, or render messages by the chat
-    template into a `text` and its `ids`. The result has those."""
+    """Use the model's tokenizer: `encode` a text into `ids`, `decode` ids into a `text`, or render messages by the chat
+    template into a `text` and its `ids`. The result holds these.
+    """
 
     kind: Literal["tokenizer"]
     action: Literal["encode", "decode", "template"]
@@ -142,8 +146,9 @@ class TokenizerRequest(ModelRequest, TemplateOptions):
 
 
 class ScoredSequence(TypedDict):
-    """Tokens to be scored and what is before them: `token_ids` behind `context_ids`, or a `text` behind a `context`,
-    which are tokenized as one. A text without a context is after the token with which the model's texts begin."""
+    """Tokens to score and their context: `token_ids` after `context_ids`, or a `text` after a `context`, which are
+    tokenized as one. A text without a context follows the token that begins the model's texts.
+    """
 
     context_ids: NotRequired[list[int] | None]
     token_ids: NotRequired[list[int] | None]
@@ -152,17 +157,18 @@ class ScoredSequence(TypedDict):
 
 
 class ScoreRequest(ModelRequest):
-    """Score the tokens of sequences: the model is run over them as over prompts, and the result, a ScoreResult, has
-    their log probabilities. The start that a sequence shares with the one before it
-    is run once."""
+    """Score the tokens of sequences: the model runs over them as over prompts, and the result, a ScoreResult, has their
+    log probabilities. A start that a sequence shares with the one before it runs only once.
+    """
 
     kind: Literal["score"]
     sequences: list[ScoredSequence]
     max_length: NotRequired[int | None]
-    """Tokens of the longest sequence that may come, its context included; null is 4096, or the model's context if that
-    is shorter. Requests with the same one have the same buffers."""
+    """The largest number of tokens in a sequence, including its context; null is 4096, or the model's context if that
+    is shorter. Requests with the same number share buffers.
+    """
     token_texts: NotRequired[bool | None]
-    """Tell the text of each token, too; null for false."""
+    """Report the text of each token, too; null for false."""
 
 
 class OperationsRequest(ModelRequest):
@@ -172,51 +178,52 @@ class OperationsRequest(ModelRequest):
 
 
 class PlanRequest(FitOptions):
-    """Tell whether a model would fit, before its weights are read."""
+    """Report whether a model would fit, before its weights are read."""
 
     kind: Literal["plan"]
     model: ModelFolder
 
 
 class EndSessionRequest(TypedDict):
-    """Give back what a session holds."""
+    """Release the resources of a session."""
 
     kind: Literal["end_session"]
     session: str
 
 
 class LoadEmbedderRequest(EmbedderOptions):
-    """Load an encoder of texts; see capstan.embeddings.Embedder.load. It is this worker's until it ends."""
+    """Load an encoder of texts; see capstan.embeddings.Embedder.load. The worker keeps it until it ends."""
 
     kind: Literal["load_embedder"]
     model: ModelFolder
     pooling: Literal["mean", "cls", "last"] | None
-    """null is as the model's files say."""
+    """null takes the value of the model's files."""
 
 
 class EmbedRequest(TypedDict):
-    """Embed texts with the encoder that was loaded; see EmbedResult."""
+    """Embed texts with the loaded encoder; see EmbedResult."""
 
     kind: Literal["embed"]
     texts: list[str]
 
 
 class LoadTranscriberRequest(EmbedderOptions):
-    """Load a speech model; see capstan.Transcriber. It is this worker's until it ends."""
+    """Load a speech model; see capstan.Transcriber. The worker keeps it until it ends."""
 
     kind: Literal["load_transcriber"]
     model: ModelFolder
 
 
 class TranscribeRequest(TypedDict):
-    """Turn speech into text with the model that was loaded: float32 samples that came with the request, of one channel
-    at 16,000 Hz, or a WAV file. Parts arrive as `segment` events; see TranscribeResult."""
+    """Turn speech into text with the loaded model: float32 samples of one channel at 16,000 Hz, attached to the
+    request, or a WAV file. Parts arrive as `segment` events; see TranscribeResult.
+    """
 
     kind: Literal["transcribe"]
     file: NotRequired[str | None]
     """The address of the file; null for samples."""
     language: NotRequired[str | None]
-    """A code, such as "de"; null for the one that the model finds."""
+    """A language code, such as "de"; null if the model detects the language."""
     task: NotRequired[Literal["transcribe", "translate"] | None]
     """null is "transcribe"."""
     timestamps: NotRequired[bool | None]
@@ -224,15 +231,17 @@ class TranscribeRequest(TypedDict):
 
 
 class ListenRequest(TypedDict):
-    """Make captions of a sound while it comes; they arrive as `caption` events. The result is false if it was
-    cancelled. See capstan.Transcriber.listen."""
+    """Make captions of a sound while it arrives; they are `caption` events. The result is false if it was cancelled.
+    See capstan.Transcriber.listen.
+    """
 
     kind: Literal["listen"]
     live: int
     """The page's number for the sound."""
     action: Literal["begin", "hear", "end", "drop"]
-    """`begin` takes the options, `hear` the next samples, which come with the request; `end` gives the last caption,
-    `drop` gives none."""
+    """`begin` takes the options, `hear` the next samples, which are attached; `end` gives the last caption, `drop`
+    gives none.
+    """
     language: NotRequired[str | None]
     task: NotRequired[Literal["transcribe", "translate"] | None]
     silence: NotRequired[float | None]
@@ -241,14 +250,14 @@ class ListenRequest(TypedDict):
 
 
 class LoadVoiceRequest(EmbedderOptions):
-    """Load a model that speaks; see capstan.Voice.load. It is this worker's until it ends."""
+    """Load a model that speaks; see capstan.Voice.load. The worker keeps it until it ends."""
 
     kind: Literal["load_voice"]
     model: ModelFolder
 
 
 class SpeakRequest(TypedDict):
-    """Speak a text with the model that was loaded; see SpeakResult."""
+    """Speak a text with the loaded model; see SpeakResult."""
 
     kind: Literal["speak"]
     text: str
@@ -270,12 +279,13 @@ class ExecRequest(TypedDict):
     models: dict[str, ModelFolder]
     """Model folders by name."""
     files: dict[str, str]
-    """Files that the script finds in Python's file system: URLs by path, a relative one below its current folder. Each
-    is read when it is opened. A folder of them that is a model's may be loaded by its path."""
+    """Files that the script finds in Python's file system: URLs by path; relative paths are below its current folder.
+    Each is read when it is opened. A folder of them that holds a model may be loaded by its path.
+    """
 
 
 class ModelsRequest(TypedDict):
-    """Tell what weights this origin stores, after removing or verifying some."""
+    """List the weights that this origin stores, after removing or verifying some."""
 
     kind: Literal["models"]
     action: Literal["list", "evict", "verify"]
@@ -284,13 +294,13 @@ class ModelsRequest(TypedDict):
 
 
 class MemoryRequest(TypedDict):
-    """Tell what memory is live."""
+    """List the live memory."""
 
     kind: Literal["memory"]
 
 
 class TraceRequest(TypedDict):
-    """Take a trace from now on, or end it: the result is a Trace then."""
+    """Begin a trace, or end it; then the result is a Trace."""
 
     kind: Literal["trace"]
     action: Literal["start", "stop"]

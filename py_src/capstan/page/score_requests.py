@@ -1,4 +1,4 @@
-"""Scores given texts or tokens for the page: how probable each is after its context."""
+"""Scores given texts or tokens for the page: the probability of each after its context."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ __all__ = ["score"]
 
 
 async def score(model: Model, request: ScoreRequest, usual_length: int) -> dict[str, Any]:
-    """A ScoreResult of web/src/wire/protocol.ts. The sequences have `usual_length` at most where the request has no
-    max_length; one that begins as the one before it goes on from there."""
+    """A ScoreResult of web/src/wire/protocol.ts. Without a max_length sequences have at most `usual_length` tokens; a
+    sequence that begins like the one before it continues from there.
+    """
     tokenizer = Tokenizer(model)
     pairs = [pair_of(model, tokenizer, f"sequences[{place}]", each) for place, each in enumerate(request["sequences"])]
     params = GeneratorParams(model)

@@ -18,7 +18,7 @@ __all__ = ["Choice", "likelihood", "text_event", "watch"]
 
 
 class Choice:
-    """A sequence that continues a prompt: its ids and its text, of which the page is told."""
+    """A sequence that continues a prompt, with its ids and its text; the page is notified of these."""
 
     def __init__(
         self,
@@ -29,8 +29,9 @@ class Choice:
         row: int | None,
         answer: AnswerStream | None = None,
     ) -> None:
-        """`begun` are its first tokens, which are given; `row` its place among several, None of one; `answer` reads the
-        answer of a chat."""
+        """`begun` are its first tokens, which are given; `row` is its index among several, None for one; `answer` reads
+        the answer of a chat.
+        """
         self.ids: list[int] = []
         self.text = ""
         self._answer = answer
@@ -40,7 +41,7 @@ class Choice:
             self._stream.push(token)
 
     def take(self, token: int, in_sequence: bool, generator: Generator, request: RunRequest) -> None:
-        """Take the next token; one that ends the sequence is no part of it."""
+        """Take the next token; an end-of-sequence token is not part of the sequence."""
         self.ids.append(token)
         told = likelihood(generator, self._tokenizer, request, self._row or 0) if in_sequence else None
         text = self._stream.push(token) if in_sequence else ""
@@ -48,7 +49,7 @@ class Choice:
         self._tell(text, token, told, parts)
 
     def end(self) -> dict[str, Any]:
-        """All of its text, and of a chat its parts, as replies have them."""
+        """The whole text and, in a chat, its parts, in the form for replies."""
         rest = self._stream.flush()
         parts = None if self._answer is None else self._answer.end(rest)
         if rest or parts:
@@ -66,7 +67,7 @@ class Choice:
 def text_event(
     text: str, token: int, log_probability: dict[str, Any] | None, parts: list[AnswerPart] | None = None
 ) -> dict[str, Any]:
-    """The event for a token: its text, or of a chat's answer the parts that it makes certain, and their text."""
+    """The event for a token: its text or, in a chat's answer, the parts that it completes, and their text."""
     told: dict[str, Any] = {} if log_probability is None else {"log_probability": log_probability}
     if parts is not None:
         text = "".join(part.text for part in parts)
@@ -75,13 +76,14 @@ def text_event(
 
 
 def watch(generator: Generator, request: RunRequest) -> None:
-    """Have the generator tell the log probabilities of the request. Raises OptionError."""
+    """Have the generator keep the log probabilities that the request wants. Raises OptionError."""
     generator.watch_log_probabilities(request.get("log_probabilities"))
 
 
 def likelihood(generator: Generator, tokenizer: Tokenizer, request: RunRequest, row: int = 0) -> dict[str, Any] | None:
     """A LogProbability of web/src/wire/protocol.ts for the last token of a row's sequence; None unless the request
-    asks for it, and for a token that a grammar forced."""
+    wants it, and for a token that a grammar forced.
+    """
     count = request.get("log_probabilities")
     if count is None:
         return None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["listen", "load_transcriber", "transcribe"]
 
 listeners: dict[int, Listener] = {}
-"""The sounds that are being heard, by the page's numbers."""
+"""The sounds in progress, by the page's numbers."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,13 @@ loaded: LoadedOne[SpeechModel] = LoadedOne("speech model", "load_transcriber")
 
 
 async def load_transcriber(request: LoadTranscriberRequest, folder: str | HubRepository) -> dict[str, Any]:
-    """Load a speech model, in the place of one that was loaded before."""
+    """Load a speech model, and close the one that was loaded before."""
     speech = await loaded.load(folder, opened(request, folder))
     return {"device": speech.model.device_type, "languages": speech.transcriber.languages}
 
 
 async def opened(request: LoadTranscriberRequest, folder: str | HubRepository) -> SpeechModel:
-    # For speech, onnxruntime-genai's builder writes into every folder that nothing is captured.
+    # For speech, onnxruntime-genai's builder turns capture off in every folder.
     model = await Model.load(folder, **taken(EmbedderOptions, request), capture="tape", hears=True)
     try:
         transcriber = Transcriber(model)
@@ -60,12 +60,14 @@ async def opened(request: LoadTranscriberRequest, folder: str | HubRepository) -
 
 
 async def transcribe(request: TranscribeRequest, samples: Any) -> dict[str, Any]:
-    """A TranscribeResult of web/src/wire/protocol.ts; its segments are events, too. `samples` came with the request."""
+    """A TranscribeResult of web/src/wire/protocol.ts; its segments are also events. `samples` are attached to the
+    request.
+    """
     sound = samples
     if (file := request.get("file")) is not None:
         sound = await host_calls.fetch_bytes(file, MOST_BYTES)
     elif sound is None:
-        raise OptionError("no sound came with the request; give samples, or the address of a file")
+        raise OptionError("the request has no sound; attach samples, or give the address of a file")
     run = loaded.get().transcriber.run(
         sound,
         language=request.get("language"),
@@ -83,7 +85,7 @@ async def transcribe(request: TranscribeRequest, samples: Any) -> dict[str, Any]
 
 
 async def listen(request: ListenRequest, samples: Any) -> bool:
-    """Captions of the samples that came with the request, as events; False if it was cancelled."""
+    """Send captions of the request's samples as events; returns False if it was cancelled."""
     number, action = request["live"], request["action"]
     if action == "begin":
         options = {name: request.get(name) for name in vars(LiveOptions())}
@@ -94,7 +96,7 @@ async def listen(request: ListenRequest, samples: Any) -> bool:
     if listener is None and action == "drop":
         return True
     if listener is None:
-        raise OptionError(f"sound {number} was not begun, or its worker was replaced; listen again")
+        raise OptionError(f"sound {number} is unknown, or its worker was replaced; listen again")
     try:
         if action != "drop":
             async for caption in listener.hear(samples) if action == "hear" else listener.end():

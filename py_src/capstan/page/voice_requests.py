@@ -18,7 +18,7 @@ loaded: LoadedOne[Voice] = LoadedOne("voice", "load_voice")
 
 
 async def load_voice(request: LoadVoiceRequest, folder: str | HubRepository) -> dict[str, Any]:
-    """Load a model that speaks, in the place of one that was loaded before."""
+    """Load a model that speaks, and close the one that was loaded before."""
     voice = await loaded.load(folder, Voice.load(folder, **taken(EmbedderOptions, request)))
     return {"device": voice.device, "voices": voice.voices, "voice": voice.default_voice}
 
@@ -28,7 +28,7 @@ async def speak(request: SpeakRequest) -> dict[str, Any]:
     speaker, speed = loaded.get(), request.get("speed")
 
     async def text() -> AsyncIterator[str]:
-        # A part of a longer one: it may have nothing to speak.
+        # A part of a longer text may have nothing to speak.
         yield request["text"]
 
     parts = speaker.speak(
