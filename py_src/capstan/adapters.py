@@ -24,16 +24,16 @@ __all__ = ["ActiveAdapters", "Adapters", "LoadedAdapter"]
 
 @dataclass(eq=False)
 class LoadedAdapter:
-    """One adapter on the model's device. It is freed once it was unloaded and no generator has it."""
+    """One adapter on the model's device. It is freed once it is unloaded and no generator uses it."""
 
     name: str
     weights: LoraWeights
     users: int = 0
-    """Generators that have it."""
+    """The number of generators that use it."""
     unloaded: bool = False
 
     def release(self) -> None:
-        """One generator less."""
+        """Count one generator less."""
         self.users -= 1
         self.free()
 
@@ -43,12 +43,12 @@ class LoadedAdapter:
 
 
 class Adapters:
-    """LoRA adapters of a model, in the shape of onnxruntime-genai's Adapters: `.onnx_adapter` files by the names that
-    they are given.
+    """LoRA adapters of a model, in the shape of onnxruntime-genai's Adapters: `.onnx_adapter` files, each under a given
+    name.
 
-    The model is one whose graph has inputs for them, as Olive's extract-adapters pass writes it. Its generators run
-    without an adapter until `generator.set_active_adapter(adapters, name)`. An adapter takes its tensors' bytes of the
-    model's device, once for all generators.
+    The model's graph must have inputs for them, as Olive's extract-adapters pass writes it. Generators run without an
+    adapter until `generator.set_active_adapter(adapters, name)`. An adapter takes its tensors' bytes on the model's
+    device, once for all generators.
 
     Dropped adapters are freed without `unload`, once their generators are dropped.
     """
@@ -79,8 +79,8 @@ class Adapters:
         """Load an adapter file under a name. `source` is its bytes, a path in Python's file system, a path relative to
         the model's folder, or a URL below it.
 
-        Raises OptionError for a name that is taken, ModelFileError for a file of another kind, BindingError for one
-        that does not fit the model, UnsupportedModelError for a model without inputs for adapters, OutOfMemoryError.
+        Raises OptionError for a used name, ModelFileError for a file of another kind, BindingError for an adapter that
+        does not fit the model, UnsupportedModelError for a model without inputs for adapters, OutOfMemoryError.
         """
         self._require_free(name)
         model = self._model
@@ -91,7 +91,7 @@ class Adapters:
             data, what = await adapter_file(model, os.fspath(source), what)
         weights = await model.load_adapter(data, what)
         try:
-            # Another load may have taken the name meanwhile.
+            # Another load may have used the name meanwhile.
             self._require_free(name)
         except OptionError:
             weights.close()
@@ -103,7 +103,7 @@ class Adapters:
         wait_here(self._model.host, self.load_async(source, name), "load", "await load_async(...)")
 
     def unload(self, name: str) -> None:
-        """Free an adapter. OptionError for an unknown name, and while a generator that is open has it."""
+        """Free an adapter. Raises OptionError for an unknown name, and while an open generator uses it."""
         entry = self.find(name)
         if entry.users:
             raise OptionError(
@@ -118,16 +118,16 @@ class Adapters:
         found = self._loaded.get(name)
         if found is None:
             names = ", ".join(map(repr, self._loaded)) or "none"
-            raise OptionError(f"adapter {name!r} was not loaded; loaded are: {names}")
+            raise OptionError(f"adapter {name!r} was not loaded; the loaded ones are: {names}")
         return found
 
     def _require_free(self, name: str) -> None:
         if name in self._loaded:
-            raise OptionError(f"adapter {name!r} is already loaded; unload it, or take another name")
+            raise OptionError(f"adapter {name!r} is already loaded; unload it, or use another name")
 
 
 async def adapter_file(model: Model, path: str, what: str) -> tuple[bytes, str]:
-    """The bytes of an adapter file, at most MAX_BYTES, and what messages call it."""
+    """The bytes of an adapter file, at most MAX_BYTES, and its name in messages."""
     told = f"{what} ({path})"
     local = local_file(Path(path), told)
     if local is not None:
@@ -137,14 +137,14 @@ async def adapter_file(model: Model, path: str, what: str) -> tuple[bytes, str]:
     parts = unquote(below).replace("\\", "/").split("/")
     if not below or not parts[0] or ".." in parts or ":" in below:
         raise ModelFileError(
-            f"{told}: there is no such file, and no such address below the model's folder {folder}; give a path that "
-            "exists, a file of the model's folder, or the file's bytes"
+            f"{told}: there is no such file, and no such address below the model's folder {folder}; give an existing "
+            "path, a file of the model's folder, or the file's bytes"
         )
     return await model.host.read(folder, below, MAX_BYTES), told
 
 
 def local_file(file: Path, told: str) -> bytes | None:
-    """The bytes of a file of Python's file system, None if there is none."""
+    """The bytes of a file in Python's file system; None if there is none."""
     if not file.is_file():
         return None
     require_size(file.stat().st_size, told)
@@ -156,30 +156,31 @@ class Choice:
     """The adapters of a generator from some tokens on."""
 
     before: list[int]
-    """The tokens of each row that are run without them."""
+    """The number of tokens of each row that run without them."""
     layers: tuple[LoadedAdapter, ...]
 
 
 @dataclass
 class ActiveAdapters:
-    """The adapters of one generator, and from which token of each row on they count."""
+    """The adapters of one generator, and the first token of each row for which they apply."""
 
     container: Adapters | None = None
     """The adapters' container: a generator uses adapters of only one."""
     layers: tuple[LoadedAdapter, ...] = ()
-    """In the order in which they were set, those of the tokens to come."""
+    """The adapters of the coming tokens, in the order in which they were set."""
     pending: list[Choice] = field(default_factory=list)
-    """The adapters with which no token was run yet."""
+    """The adapters with which no token has run yet."""
     made: list[LoraWeights] = field(default_factory=list)
     """The combinations of several adapters."""
 
     def add(self, adapters: Adapters, name: str, before: Sequence[int]) -> None:
-        """One more from the tokens on that are after `before`, by row. OptionError for an unknown name, or adapters of
-        another Adapters than before."""
+        """Add one for the tokens after the first `before`, by row. Raises OptionError for an unknown name, or a
+        different Adapters object than before.
+        """
         if self.container is not None and self.container is not adapters:
             raise OptionError(
-                f"adapter {name!r} is of another Adapters than this generator's first one; load all of a generator's "
-                "adapters with one, or make another generator"
+                f"adapter {name!r} belongs to another Adapters object than this generator's first one; load all of a "
+                "generator's adapters with one object, or make another generator"
             )
         self.container = adapters
         entry = adapters.find(name)
@@ -190,17 +191,17 @@ class ActiveAdapters:
         self.pending.append(Choice(list(before), self.layers))
 
     def cut(self, length: int) -> None:
-        """The sequences have at most that many tokens now."""
+        """Note that the sequences now have at most that number of tokens."""
         for choice in self.pending:
             choice.before = [min(place, length) for place in choice.before]
 
     def first(self, row: int, tokens: int) -> int:
-        """How many of a row's tokens are to be run before the next choice counts."""
+        """The number of a row's tokens that run before the next choice applies."""
         return min(tokens, self.pending[0].before[row]) if self.pending else tokens
 
     @property
     def at_start(self) -> bool:
-        """Whether the next choice counts from the first token on."""
+        """Whether the next choice applies from the first token on."""
         return bool(self.pending) and not any(self.pending[0].before)
 
     async def weights(self, choice: Choice) -> LoraWeights:
@@ -215,12 +216,12 @@ class ActiveAdapters:
         return self.made[-1]
 
     def chosen(self, choice: Choice) -> None:
-        """That choice counts now."""
+        """Note that this choice applies now."""
         if self.pending and self.pending[0] is choice:
             self.pending.pop(0)
 
     def release(self) -> None:
-        """The generator is done with them."""
+        """Release the adapters of a closed generator."""
         layers, self.layers, self.pending = self.layers, (), []
         for weights in self.made:
             weights.close()

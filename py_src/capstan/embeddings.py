@@ -33,7 +33,7 @@ POOLINGS = ("mean", "cls", "last")
 MODES = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls", "pooling_mode_lasttoken": "last"}
 """The poolings by their fields in sentence-transformers' 1_Pooling/config.json."""
 RUN_TOKENS = 4096
-"""The most tokens of a run, padding included; a longer text is a run of its own."""
+"""The most tokens of a run, including padding; a longer text has a separate run."""
 RUN_ROWS = 64
 GRAPH = "model.onnx"
 FED = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
@@ -42,8 +42,8 @@ FED = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
 class Embedder:
     """An encoder, ready to embed texts: BERT, MiniLM, MPNet, bge, e5, gte, ModernBERT and their like, as ONNX.
 
-    `await Embedder.load(folder)` makes one; `await embedder.embed(texts)` gives a unit vector for each text. Prefixes
-    that a model was trained with, as "query: " of e5, are the caller's to write.
+    `await Embedder.load(folder)` makes one; `await embedder.embed(texts)` gives a unit vector for each text. Callers
+    must add prefixes with which a model was trained, such as "query: " of e5.
     """
 
     def __init__(self, session: InferenceSession, tokenizer: Tokenizer, pooling: str, limit: int, pad: int) -> None:
@@ -53,7 +53,7 @@ class Embedder:
         self.pooling = pooling
         """'mean', 'cls' or 'last'; 'model' if the graph itself gives one vector for each text."""
         self.max_tokens = limit
-        """Tokens of the longest text, special tokens included."""
+        """The most tokens of a text, including special tokens."""
         self._pad = pad
         self._ending = ending_of(tokenizer)
         self._turn = asyncio.Lock()
@@ -66,11 +66,11 @@ class Embedder:
         pooling: str | None = None,
         **options: Unpack[EmbedderOptions],
     ) -> Embedder:
-        """Load the encoder at `path`, which is as Model.load takes it: a folder with config.json, tokenizer.json and
+        """Load the encoder at `path`, in the forms of Model.load: a folder with config.json, tokenizer.json and
         onnx/model.onnx (or another `dtype` of it, or model.onnx beside them). `device` is 'webgpu', 'wasm' or 'auto'.
 
-        `pooling` makes one vector of a text's tokens: 'mean', 'cls' (the first one) or 'last'. Unless given it is that
-        of 1_Pooling/config.json, or the graph's own output sentence_embedding, else 'mean'.
+        `pooling` makes one vector from a text's tokens: 'mean', 'cls' (the first one) or 'last'. The default is that of
+        1_Pooling/config.json, or the graph's own output sentence_embedding, else 'mean'.
 
         Raises ConfigError, ModelFileError, OptionError, UnsupportedModelError, DeviceUnavailableError.
         """
@@ -83,7 +83,7 @@ class Embedder:
         place = await place_of(host, path, keep)
         if place.gguf is not None:
             raise UnsupportedModelError(
-                f"{place.folder}{place.gguf}: a GGUF file has no graph of an encoder; take ONNX"
+                f"{place.folder}{place.gguf}: a GGUF file has no graph of an encoder; use an ONNX model"
             )
         about, files = await read_files(host, place.folder)
         folder, name = await graph_of(host, place.folder, device, dtype)
@@ -107,12 +107,12 @@ class Embedder:
     async def embed(self, texts: Sequence[str]) -> list[memoryview[float]]:
         """A vector of length 1 for each text: float32 [dimensions]. A text of more than `max_tokens` is cut.
 
-        Raises OptionError for a text without tokens, OutOfMemoryError as a run of the model.
+        Raises OptionError for a text without tokens, OutOfMemoryError if a run of the model does not fit.
         """
         return (await self.embed_counted(texts))[0]
 
     async def embed_counted(self, texts: Sequence[str]) -> tuple[list[memoryview[float]], list[int]]:
-        """`embed`, and the number of tokens of each text that the model saw."""
+        """`embed`, and the number of tokens of each text on which the model ran."""
         rows = [self._cut(self._tokenizer.encode(text)) for text in texts]
         for place, row in enumerate(rows):
             if not row:
@@ -135,7 +135,7 @@ class Embedder:
         await self.aclose()
 
     def _cut(self, row: list[int]) -> list[int]:
-        """At most `max_tokens`, with the special tokens at the end."""
+        """At most `max_tokens` ids, with the special tokens at the end."""
         if len(row) <= self.max_tokens:
             return row
         return row[: self.max_tokens - self._ending] + row[len(row) - self._ending :]
@@ -163,7 +163,7 @@ class Embedder:
         return [unit(numbers[place * width : (place + 1) * width]) for place in range(len(rows))]
 
     def _weights(self, length: int, whole: int) -> array[float]:
-        """How much each token counts."""
+        """The weight of each token."""
         if self.pooling == "mean":
             return array("f", [1 / length] * length + [0.0] * (whole - length))
         chosen = length - 1 if self.pooling == "last" else 0
@@ -171,26 +171,28 @@ class Embedder:
 
 
 class Chosen:
-    """How one vector is made of a text's tokens: as the caller says, else the model's files, else the graph."""
+    """The pooling of a text's tokens: the caller's, or the model's files', or the graph's."""
 
     def __init__(self, asked: str | None, configured: str | None, dense: bool) -> None:
         self._asked, self._configured, self._dense = asked, configured, dense
         self.pooling = asked or configured or "mean"
 
     def rewrite(self, model: ModelProto) -> ModelProto:
-        """The graph with its pooling. Raises UnsupportedModelError for one that is no encoder of texts."""
+        """The graph with its pooling. Raises UnsupportedModelError for a graph that is not an encoder of texts."""
         unknown = [value.name for value in model.graph.input if value.name not in FED]
         if unknown or "input_ids" not in [value.name for value in model.graph.input]:
             what = f"the input {unknown[0]!r}" if unknown else "no input_ids"
-            raise UnsupportedModelError(f"the graph has {what}; an encoder of texts takes some of {', '.join(FED)}")
+            raise UnsupportedModelError(
+                f"the graph has {what}; an encoder of texts takes only inputs among {', '.join(FED)}"
+            )
         sentence = None if self._asked else sentence_output(model)
         hidden = None if sentence else hidden_output(model)
         if sentence is None and hidden is None:
             there = ", ".join(repr(value.name) for value in model.graph.output)
-            raise UnsupportedModelError(f"the graph's outputs are {there}; one with hidden states [B, S, H] is needed")
+            raise UnsupportedModelError(f"the graph's outputs are {there}; it needs one with hidden states [B, S, H]")
         if sentence is None and self._dense:
             raise UnsupportedModelError(
-                "modules.json has a Dense layer behind the pooling, which the graph lacks: take an export with the "
+                "modules.json has a Dense layer after the pooling, which the graph lacks: use an export with the "
                 "output sentence_embedding"
             )
         if sentence is not None:
@@ -199,13 +201,13 @@ class Chosen:
 
 
 async def read_files(host: Host, folder: str) -> tuple[Mapping[str, Any], dict[str, str]]:
-    """config.json, and the small files beside it that are there, as texts."""
+    """config.json, and the existing small files beside it, as texts."""
     names = [*TOKENIZER_FILES[:2], "1_Pooling/config.json", "modules.json", "sentence_bert_config.json"]
     config, *others = await asyncio.gather(
         host.read_optional(folder, "config.json"), *(host.read_optional(folder, name) for name in names)
     )
     if config is None:
-        raise ModelFileError(f"{folder}config.json is missing; an encoder's folder has it beside tokenizer.json")
+        raise ModelFileError(f"{folder}config.json is missing; put it beside tokenizer.json")
     files = with_tokenizer(folder, dict(zip(names, others, strict=True)))
     return parse_object(config, folder + "config.json"), files
 
@@ -228,14 +230,15 @@ def providers_of(device: str) -> list[str]:
 
 
 def configured_pooling(files: Mapping[str, str]) -> str | None:
-    """The pooling of 1_Pooling/config.json. Raises UnsupportedModelError for another than POOLINGS."""
+    """The pooling of 1_Pooling/config.json. Raises UnsupportedModelError for one that is not in POOLINGS."""
     if "1_Pooling/config.json" not in files:
         return None
     config = parse_object(files["1_Pooling/config.json"], "1_Pooling/config.json")
     modes = [name for name, value in config.items() if name.startswith("pooling_mode_") and value]
     if len(modes) != 1 or modes[0] not in MODES:
         raise UnsupportedModelError(
-            f"1_Pooling/config.json: {', '.join(modes) or 'no pooling_mode'}; one of {', '.join(MODES)} is computed"
+            f"1_Pooling/config.json: {', '.join(modes) or 'no pooling_mode'}; Capstan computes one of "
+            f"{', '.join(MODES)}"
         )
     return MODES[modes[0]]
 
@@ -252,7 +255,7 @@ def has_dense(files: Mapping[str, str]) -> bool:
 
 
 def limit_of(about: Mapping[str, Any], files: Mapping[str, str]) -> int:
-    """Tokens of the longest text. Raises ConfigError."""
+    """The most tokens of a text. Raises ConfigError."""
     config = parse_object(files.get("sentence_bert_config.json", "{}"), "sentence_bert_config.json")
     if (length := config.get("max_seq_length")) is not None:
         return positive("sentence_bert_config.json: max_seq_length", length)
@@ -274,7 +277,7 @@ def positive(name: str, value: Any) -> int:
 
 
 def ending_of(tokenizer: Tokenizer) -> int:
-    """How many special tokens end a text."""
+    """The number of special tokens at the end of a text."""
     empty, letter = tokenizer.encode(""), tokenizer.encode("a")
     same = 0
     while same < min(len(empty), len(letter)) and empty[-1 - same] == letter[-1 - same]:
@@ -283,7 +286,7 @@ def ending_of(tokenizer: Tokenizer) -> int:
 
 
 def grouped(lengths: Sequence[int]) -> list[list[int]]:
-    """Places of texts that run together: texts of similar lengths, within RUN_TOKENS and RUN_ROWS."""
+    """The indices of texts that run together: texts of similar lengths, within RUN_TOKENS and RUN_ROWS."""
     groups: list[list[int]] = []
     for place in sorted(range(len(lengths)), key=lengths.__getitem__):
         last = groups[-1] if groups else []
@@ -301,7 +304,7 @@ def joined(rows: Sequence[array[Any]]) -> array[Any]:
 
 
 def unit(numbers: memoryview[float]) -> memoryview[float]:
-    """The vector of length 1; of zeros it stays."""
+    """The vector scaled to length 1; a zero vector stays."""
     length = math.sqrt(math.fsum(number * number for number in numbers))
     return memoryview(array("f", [number / length for number in numbers] if length else list(numbers)))
 

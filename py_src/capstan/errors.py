@@ -2,7 +2,7 @@
 
     CapstanError                  (also a RuntimeError, like the errors of onnxruntime-genai)
     ├── ConfigError               genai_config.json or tokenizer files: the message carries the JSON path
-    ├── ModelFileError            a model file is missing, truncated or of the wrong size
+    ├── ModelFileError a model file is missing, truncated or of the wrong size
     │   └── WeightsChangedError       a weight file is not what it was when its other parts were read
     ├── StorageError              the browser's storage cannot keep or give what was asked of it
     ├── UnsupportedModelError     a model type, graph node or dtype that Capstan cannot run
@@ -74,7 +74,7 @@ class CapstanError(RuntimeError):
     """Base of every error raised on purpose; `str(error)` is one line for a person to read."""
 
     def __init__(self, message: str = "", *rest: object) -> None:
-        # A library's own message, or a value in it, may have several lines.
+        # A library's message, or a value in it, may have several lines.
         message = " ".join(message.splitlines())
         if len(message) > MOST_CHARACTERS:
             half = MOST_CHARACTERS // 2
@@ -92,7 +92,7 @@ class ModelFileError(CapstanError):
 
 
 class WeightsChangedError(ModelFileError):
-    """A weight file changed while it was read, or since it was stored; the message says what was expected and found."""
+    """A weight file changed while it was read, or since it was stored; the message gives expected and found."""
 
 
 class StorageError(CapstanError):
@@ -104,7 +104,7 @@ class UnsupportedModelError(CapstanError):
 
 
 class UncomputedError(UnsupportedModelError):
-    """onnxruntime-web does not compute, on this device, what a node asks for; the message names the node."""
+    """onnxruntime-web does not compute a node of the graph on this device; the message names the node."""
 
 
 class OptionError(CapstanError, ValueError):
@@ -124,24 +124,27 @@ class PromptError(CapstanError, ValueError):
 
 
 class PictureError(CapstanError, ValueError):
-    """A picture cannot be used: it is no picture, truncated, animated or too large, or does not fit its prompt; sizes
-    are in pixels."""
+    """A picture cannot be used: it is not a picture, truncated, animated, too large, or does not fit its prompt; sizes
+    are in pixels.
+    """
 
 
 class SoundError(CapstanError, ValueError):
-    """A recording cannot be used: it is no sound, truncated, or too long for the model; lengths are in seconds."""
+    """A recording cannot be used: it is not a sound, truncated, or too long for the model; lengths are in seconds."""
 
 
 class BindingError(CapstanError, ValueError):
-    """A tensor does not fit a session's input or output; the message gives its name, what was expected and got."""
+    """A tensor does not fit a session's input or output; the message gives its name, expected and got."""
 
 
 class BufferMismatchError(BindingError):
-    """A buffer cannot be used here: its size, alignment, usage, device or lifetime; expected and got are given."""
+    """A buffer cannot be used because of its size, alignment, usage, device or lifetime; the message gives expected and
+    got.
+    """
 
 
 class MemoryTypeError(BufferMismatchError):
-    """An operation cannot use memory of that type, or memory that is mapped; both memories and the remedy are named."""
+    """An operation cannot use memory of that type, or mapped memory; the message names both memories and the remedy."""
 
 
 class LogitsError(CapstanError):
@@ -161,7 +164,7 @@ class VersionError(CapstanError, ImportError):
 
 
 class DeviceError(CapstanError):
-    """Base of what a device reports."""
+    """Base of a device's errors."""
 
 
 class DeviceUnavailableError(DeviceError):
@@ -169,7 +172,7 @@ class DeviceUnavailableError(DeviceError):
 
 
 class DeviceLostError(DeviceError):
-    """The GPU device was lost or destroyed; load the model again to go on."""
+    """The GPU device was lost or destroyed; load the model again."""
 
 
 class OutOfMemoryError(DeviceError):
@@ -181,7 +184,7 @@ class ValidationError(DeviceError):
 
 
 class TapeError(CapstanError):
-    """Base of what can be wrong with a recorded decode step."""
+    """Base of errors of a recorded decode step."""
 
 
 class TapeKeyError(TapeError):

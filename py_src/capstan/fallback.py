@@ -1,4 +1,4 @@
-"""Steps down: something slower is used because a capability is missing. Each is warned of once and counted."""
+"""Steps down: a slower way is used because a capability is missing. Each is counted, and the first one warns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ counted: Counter[tuple[str, str]] = Counter()
 
 
 class FallbackWarning(UserWarning):
-    """A capability is missing; the message says which, why, and what is used instead."""
+    """A capability is missing; the message gives it, the reason, and the replacement."""
 
 
 def fall_back(missing: str, reason: str, instead: str) -> None:
@@ -22,10 +22,10 @@ def fall_back(missing: str, reason: str, instead: str) -> None:
 
 
 def count_fallback(missing: str, reason: str) -> None:
-    """Count a step down without a warning, where the user can do nothing about it."""
+    """Count a step down without a warning, if the user can do nothing about it."""
     counted[missing, reason] += 1
 
 
 def fallbacks() -> dict[str, int]:
-    """How often each step down was taken since the start, by 'what is missing: the reason'."""
+    """The number of times that each step down was taken since the start, by 'missing capability: reason'."""
     return {f"{missing}: {reason}": times for (missing, reason), times in counted.items()}

@@ -1,11 +1,11 @@
-"""Measures a decode step: time on the GPU, of its operations, in JavaScript without Python; and its logits.
+"""Measures a decode step: its time on the GPU, the times of its operations, its time in JavaScript without Python, and
+its logits.
 
-All of it is measured on a generator that has a tape and has generated a token. Playing steps to time them leaves no
-trace: the sequence, the tokens computed ahead, the sampler's state and the counters are restored afterwards. Other
-generators on the same device should rest meanwhile.
+Measurements need a generator that has a tape and has generated a token. Afterwards the sequence, the tokens computed
+ahead, the sampler's state and the counters are restored. Other generators on the same device should rest meanwhile.
 
 Browsers round the GPU's timestamps to 0.1 ms unless they are started with --enable-webgpu-developer-features; without
-it `operations` can tell large ones from small ones at best.
+it `operations` can only separate large ones from small ones.
 """
 
 from __future__ import annotations
@@ -25,40 +25,42 @@ if TYPE_CHECKING:
 __all__ = ["OperationTime", "forced", "gpu_step_time", "operations", "replay"]
 
 ROUNDS = 5
-"""Submits of which `gpu_step_time` takes the median."""
+"""The number of submits of which `gpu_step_time` takes the median."""
 STILL, READINGS = 0.98, 10
-"""A reading below this share of the one before is followed by another, so many at most: a GPU that rested raises its
-clock within some. SmolLM2's step on an NVIDIA H200: 1.12 ms in the first reading, 0.60 in the seventh."""
+"""After a reading below this share of the one before, another one follows, up to this number: an idle GPU raises its
+clock over several readings. SmolLM2's step on an NVIDIA H200: 1.12 ms in the first reading, 0.60 in the seventh.
+"""
 
 
 @runtime_checkable
 class Rehearsable(Protocol):
-    """A decoder whose steps may be on a tape, which can be played to be timed."""
+    """A decoder whose steps may be on a tape, which can be played for timing."""
 
     def rehearsal(self) -> Rehearsal:
-        """Over the sequence as it is; only where `capture` is 'tape'."""
+        """A Rehearsal over the present sequence; only if `capture` is 'tape'."""
 
 
 @dataclass(frozen=True)
 class OperationTime:
-    """The GPU's time for one dispatch in a pass of its own, which adds some microseconds to each."""
+    """The GPU's time for one dispatch in a separate pass, which adds some microseconds."""
 
     index: int
-    """Its place in the tape; the sampler's dispatches follow the tape's last."""
+    """The index in the tape; the sampler's dispatches follow the tape's."""
     label: str
-    """The pipeline's label. Pipelines of onnxruntime-web have none: for them, the names of the buffers it binds."""
+    """The pipeline's label. Pipelines of onnxruntime-web have none; then the names of the bound buffers."""
     microseconds: float
     bytes: int
     """Bytes of weights, caches and activations that it reads and writes; 0 for the sampler's. Bytes over time, compared
-    with the GPU adapter's copy bandwidth, tell how far a kernel is from the memory's limit."""
+    with the GPU adapter's copy bandwidth, show the kernel's distance from the memory's limit.
+    """
 
 
 async def gpu_step_time(generator: Generator, steps: int = 32) -> float:
     """Milliseconds of GPU time of one decode step with its pick.
 
-    `steps` of them follow one another in one submit, so that the GPU never waits for the host, and the time from the
-    first one's begin to the last one's end is divided by their number; the median of five such submits, read again
-    while it falls, since a GPU that rested takes time to raise its clock. Raises OptionError without a tape or with no
+    Each submit has `steps` successive steps, so that the GPU never waits for the host; the time from the first one's
+    start to the last one's end is divided by their number. The result is the median of five such submits, measured
+    again while it falls, since an idle GPU takes time to raise its clock. Raises OptionError without a tape or with no
     room for the steps, DeviceUnavailableError without timestamp queries.
     """
 
@@ -76,7 +78,7 @@ async def gpu_step_time(generator: Generator, steps: int = 32) -> float:
 
 
 async def operations(generator: Generator, repeats: int = 16) -> list[OperationTime]:
-    """The GPU's time for each dispatch of the next step, the sampler's among them: medians over `repeats` (1 to 1000).
+    """The GPU's time for each dispatch of the next step, including the sampler's: medians over `repeats` (1 to 1000).
 
     Raises OptionError without a tape, DeviceUnavailableError without timestamp queries.
     """
@@ -96,11 +98,11 @@ async def operations(generator: Generator, repeats: int = 16) -> list[OperationT
 
 
 async def replay(generator: Generator, steps: int, picks: int) -> float:
-    """Milliseconds per token if JavaScript alone drives the tape and the sampler.
+    """Milliseconds per token if only JavaScript drives the tape and the sampler.
 
-    Bursts have `picks` tokens (1 to 64); as many are in flight, and they are read back in the same way, as if Python
-    drives them. Time counts from the ids of the first burst to those of the last one, so `steps` must exceed `picks`.
-    Raises OptionError.
+    Bursts have `picks` tokens (1 to 64); the number of bursts in flight and the readback are the same as from Python.
+    Time counts from the ids of the first burst to those of the last one, so `steps` must exceed `picks`. Raises
+    OptionError.
     """
 
     async def take(decoder: RowDecoder) -> float:
@@ -113,11 +115,11 @@ async def replay(generator: Generator, steps: int, picks: int) -> float:
 
 
 async def forced(generator: Generator, ids: Sequence[int], see: Callable[[memoryview[float]], None]) -> None:
-    """Play decode steps over given tokens: `see` is called with the logits that each of `ids` would be picked from
-    (float32 [vocab], valid during the call), beginning with those after the sequence's last token.
+    """Play decode steps over given tokens: `see` is called with the logits before each of `ids` (float32 [vocab], valid
+    during the call), beginning with those after the sequence's last token.
 
-    With it two ways of computing a step are compared over the same text. Tokens that were computed ahead are discarded.
-    Raises OptionError without a tape, with no room for the tokens, or for one that the search never picks.
+    This compares two ways of computing a step over the same text. Tokens that were computed ahead are discarded. Raises
+    OptionError without a tape, with no room for the tokens, or for one that the search never picks.
     """
 
     async def take(decoder: RowDecoder) -> None:
@@ -137,8 +139,8 @@ def _rehearsal(decoder: RowDecoder) -> Rehearsal:
     if not isinstance(decoder, Rehearsable) or decoder.capture != "tape":
         note = f" ({decoder.capture_note})" if decoder.capture_note else ""
         raise OptionError(
-            f"the decode steps of this generator run with capture '{decoder.capture}'{note}; only a tape's can be "
-            "timed: load the model on WebGPU with capture='tape'"
+            f"the decode steps of this generator run with capture '{decoder.capture}'{note}; only steps of a tape can "
+            "be timed: load the model on WebGPU with capture='tape'"
         )
     return decoder.rehearsal()
 
@@ -146,7 +148,7 @@ def _rehearsal(decoder: RowDecoder) -> Rehearsal:
 def _require_room(rehearsal: Rehearsal, steps: int, least: int) -> None:
     if rehearsal.room < least:
         raise OptionError(
-            f"{rehearsal.room} more tokens fit into the KV cache of {rehearsal.buffers.capacity}, {least} are needed; "
+            f"{rehearsal.room} more tokens fit into the KV cache of {rehearsal.buffers.capacity}; this needs {least}: "
             "rewind_to and generate one, or raise max_length"
         )
     whole = rehearsal.buffers.end == rehearsal.buffers.capacity

@@ -40,10 +40,10 @@ class Model:
 
     `path` is the folder: a URL, a FileSystemDirectoryHandle or an array of File objects that the user picked, a
     HubRepository, or a directory on CPython. The options are those of capstan.loading.load_options.LoadOptions.
-    `device` may also be, on CPython, 'reference' or 'cpu' for either's, or 'configured': what the providers in
-    genai_config.json say, as in onnxruntime-genai ('cpu' without any). `capture` is 'tape', 'ort' (onnxruntime-web's
-    own capture) or 'off' (eager); if a device cannot do that, it does the next one, and the generator's `capture_note`
-    says why. A configuration with "enableGraphCapture": "1" asks for 'tape', with a FallbackWarning if nothing can be
+    `device` may also be, on CPython, 'reference' or 'cpu' for either's, or 'configured': the device of the providers in
+    genai_config.json, as in onnxruntime-genai ('cpu' without any). `capture` is 'tape', 'ort' (onnxruntime-web's own
+    capture) or 'off' (eager); if a device cannot do that, it takes the next one, and the generator's `capture_note` has
+    the reason. A configuration with "enableGraphCapture": "1" requests 'tape', with a FallbackWarning if nothing can be
     captured. Weights are kept in `capstan.WeightStore`, and rows for other prompts in `model.prefixes`.
 
     `Model(path)` blocks, which in a page needs JavaScript Promise Integration; `await Model.load(path)` never blocks.
@@ -84,13 +84,13 @@ class Model:
         if opened.tokenizer is not None:
             opened.tokenizer.keep_for(self)
         self.load_times = opened.times
-        """The phases of the load: when each began and ended, in ms from the call. They overlap."""
+        """The phases of the load: start and end of each, in ms from the call. They overlap."""
         self._loaded: DeviceModel | None = opened.loaded
         rope = opened.loaded.memory.description.rope
         self.original_length = 0 if rope is None else rope.original
         """Tokens of the longest sequence that is rotated by the short factors of a long rope; 0 without such a rope."""
         self.leaving = Leaving()
-        """Generators that were dropped."""
+        """Releases of dropped generators."""
         self.prefixes = PrefixCache(prefix_limit)
         """Key/value rows that prompts with a common start share."""
         self._finalizer = when_dropped(self, host, partial(released, opened.loaded, self.prefixes))
@@ -98,9 +98,9 @@ class Model:
         self._read_graph = opened.read_graph
         self._recovering = asyncio.Lock()
         self.recoveries = 0
-        """How often the model was opened on another device, since its own was lost."""
+        """The number of times that the model was opened on another device after a loss."""
         self.on_recovery: Callable[[str, float], None] | None = None
-        """Called after each time, with the reason and the milliseconds that it took."""
+        """Called after each recovery, with the reason and its milliseconds."""
         self._token_walks: TokenWalks | None = None
         self._token_bytes: TokenBytes | None = None
         self._special_tokens: SpecialTokens | None = None
@@ -109,7 +109,7 @@ class Model:
 
     @property
     def type(self) -> str:
-        """The model type of genai_config.json or config.json, as 'llama'."""
+        """The model type of genai_config.json or config.json, such as 'llama'."""
         return self.config.model_type
 
     @property
@@ -134,8 +134,9 @@ class Model:
         lora: LoraWeights | None = None,
         unrecorded: bool = False,
     ) -> RowDecoder:
-        """The same for so many rows, with adapters; see DeviceModel.row_decoder. Raises OutOfMemoryError where they are
-        more than there is memory for, kept rows of closed generators freed."""
+        """A decoder of `rows` rows, with adapters; see DeviceModel.row_decoder. Raises OutOfMemoryError if the memory
+        is too small even after kept rows of closed generators are freed.
+        """
         await self.leaving.settled()
         capacity = capacity_for(max_length, self.config.context_length)
         try:
@@ -148,7 +149,7 @@ class Model:
     async def replace_scratch(
         self, decoder: RowDecoder, scratch: Mapping[str, DeviceBuffer | DeviceSpan] | None
     ) -> None:
-        """Have the tapes of a decoder of this model work in other scratch; see DeviceModel.replace_scratch."""
+        """Give the tapes of a decoder of this model other scratch; see DeviceModel.replace_scratch."""
         await self._open().replace_scratch(decoder, scratch)
 
     async def switched(self, decoder: RowDecoder, lora: LoraWeights) -> RowDecoder:
@@ -158,32 +159,32 @@ class Model:
 
     @property
     def speech_encoder(self) -> SpeechEncoder | None:
-        """The encoder of sound, on the model's device; None for a model of text."""
+        """The encoder of sound, on the model's device; None for a text model."""
         return None if self.config.encoder is None else cast("SpeechEncoder", self._open().encoder)
 
     @property
     def picture_encoder(self) -> PictureEncoder | None:
-        """The vision graph, on the model's device; None for a model that sees nothing."""
+        """The vision graph, on the model's device; None for a model without one."""
         return None if self.config.vision is None else cast("PictureEncoder", self._open().encoder)
 
     async def load_adapter(self, data: Any, what: str) -> LoraWeights:
-        """A LoRA adapter file on the device; `what` is what messages call it. See LoraGraph.load."""
+        """Load a LoRA adapter file to the device; messages call it `what`. See LoraGraph.load."""
         loaded = self._open()
         return await loaded.lora.load(loaded.memory.interface, data, what, self.folder)
 
     async def combine_adapters(self, layers: Sequence[LoraWeights], owner: str) -> LoraWeights:
-        """Adapters laid over one another; see LoraGraph.combine."""
+        """Merge adapters into one; see LoraGraph.combine."""
         loaded = self._open()
         return await loaded.lora.combine(loaded.memory.interface, layers, owner)
 
     def token_bytes(self) -> TokenBytes:
-        """The bytes of its tokens, made once. Raises GuidanceError."""
+        """The bytes of the vocabulary's tokens, made once. Raises GuidanceError."""
         if self._token_bytes is None:
             self._token_bytes = TokenBytes(self._vocabulary(), self.config.eos_token_ids)
         return self._token_bytes
 
     def token_walks(self) -> TokenWalks:
-        """Its tokens on the host, for masks, made once. Raises GuidanceError."""
+        """The vocabulary's tokens on the host, for masks, made once. Raises GuidanceError."""
         if self._token_walks is None:
             self._token_walks = self.host.token_walks(self.token_bytes())
         return self._token_walks
@@ -211,17 +212,17 @@ class Model:
 
     @property
     def device(self) -> DeviceInterface:
-        """The model's device: `pools` for its generators are allocated here."""
+        """The model's device, on which `pools` for its generators are allocated."""
         return self._open().memory.interface
 
     def query_memory_requirements(self, batch_size: int = 1, max_length: int | None = None) -> MemoryRequirements:
         """Bytes of weights, scratch, persistent and io memory that the model and `batch_size` sequences of `max_length`
-        tokens (the context length unless given) take of the device, tensor by tensor.
+        tokens (the context length unless given) take on the device, tensor by tensor.
 
-        The KV cache is counted as it is allocated, for `max_length` rounded up to a multiple of 256. Scratch is what
-        onnxruntime-web allocates: an estimate from the graph (`exact` is False), then the size measured at the device
-        for a sequence of that capacity, once one was closed and a prompt had filled a whole prefill run. Tapes of
-        prompt runs are left out: if memory is too short for a tape, the prompt runs without one.
+        The KV cache is counted as it is allocated, for `max_length` rounded up to a multiple of 256. Scratch is memory
+        that onnxruntime-web allocates: first an estimate from the graph (`exact` is False); then, once a sequence of
+        that capacity was closed and a prompt had filled a whole prefill run, the measured size. Tapes of prompt runs
+        are not included: if memory is too short for a tape, the prompt runs without one.
         """
         length = self.config.context_length if max_length is None else max_length
         require_lengths(batch_size, length, self.config.context_length)
@@ -232,7 +233,7 @@ class Model:
         return self._open().memory.alignment()
 
     async def trim(self) -> None:
-        """Free the KV caches and tapes that closed generators left for the next one, and what `prefixes` keeps."""
+        """Free the KV caches and tapes that closed generators left for the next one, and the copies in `prefixes`."""
         self.prefixes.clear()
         await self._open().trim()
 
@@ -240,9 +241,9 @@ class Model:
         """Find the first node that makes NaN or infinity when the model runs on a prompt, with its layer and its inputs
         that are not finite. None if all values are finite.
 
-        For a model whose logits are all NaN (LogitsError). Its graph is run once more on the same device, layer by
-        layer on onnxruntime alone, and every node's output is read back. That takes the memory of one layer besides
-        the model's, and much longer than a prompt. LoRA adapters are left out. Raises PromptError, and the errors of
+        For a model whose logits are all NaN (LogitsError). Its graph runs again on the same device, layer by layer and
+        only on onnxruntime, and every node's output is read back. That takes the memory of one more layer, and much
+        longer than a prompt. LoRA adapters are not applied. Raises PromptError, and the errors of
         `capstan.onnxruntime.InferenceSession`.
         """
         from .onnxruntime.not_finite import find_not_finite  # noqa: PLC0415  (in the extra `reference`)
@@ -263,9 +264,10 @@ class Model:
         return self._loaded is not None and self._loaded.healthy()
 
     async def recover(self, opening: int, lost: Exception) -> None:
-        """Open the model on another device, if `recoveries` is `opening` still; generators do so themselves. Raises
-        DeviceLostError if there is no other one."""
-        # It goes on if this wait is cancelled.
+        """Open the model on another device, if `recoveries` still equals `opening`; generators call this themselves.
+        Raises DeviceLostError if there is no other device.
+        """
+        # It continues if this wait is cancelled.
         opened = asyncio.ensure_future(self._recover(opening, lost))
         opened.add_done_callback(lambda done: done.cancelled() or done.exception())
         await asyncio.shield(opened)
@@ -284,7 +286,9 @@ class Model:
             self._finalizer.detach()
             self._finalizer = when_dropped(self, self.host, partial(released, loaded, self.prefixes))
             self.prefixes.lost()
-            fall_back("the device", str(lost), "the model was opened on another one, and sequences are computed again")
+            fall_back(
+                "the device", str(lost), "the model was opened on another device, and sequences are computed again"
+            )
             self.host.begin(let_go(old))
             if self.on_recovery is not None:
                 self.on_recovery(str(lost), self.host.now() - begun)
@@ -294,7 +298,7 @@ class Model:
         loaded, self._loaded = self._loaded, None
         self._finalizer.detach()
         if loaded is not None:
-            # Nobody else can free it if this wait is cancelled.
+            # If this wait is cancelled, no other caller can free the device.
             await asyncio.shield(asyncio.ensure_future(released(loaded, self.prefixes)))
 
     def close(self) -> None:
@@ -322,7 +326,7 @@ async def let_go(lost: DeviceModel) -> None:
 
 
 async def released(loaded: DeviceModel, prefixes: PrefixCache) -> None:
-    """Free what a model holds."""
+    """Free a model's resources."""
     prefixes.close()
     await closed(loaded)
 

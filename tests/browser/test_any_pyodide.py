@@ -74,7 +74,7 @@ def test_every_device_and_loop_gives_the_oracles_ids(place: str, found: dict[str
 def test_what_is_missing_or_does_not_fit_is_told(found: dict[str, Any]) -> None:
     told = found["page"][0]
     assert told["pyodide"] == (
-        "VersionError: this page has Pyodide 0.25.1, and Capstan works with 0.28 or newer: load a newer one"
+        "VersionError: this page has Pyodide 0.25.1; Capstan needs 0.28 or newer: load a newer version"
     )
     assert told["nowhere"].startswith("DeviceUnavailableError: ort.wasm.min.mjs: it is not known where")
     assert 'capstan.configure(ort_url="...")' in told["nowhere"]

@@ -525,7 +525,7 @@ def test_every_option_is_in_the_request_and_a_chat_has_its_instruction(demo: Dem
     demo.page.locator("select[name=dtype]").select_option("q4")
     demo.set(prompt="Hello")
     demo.page.click("#run")
-    demo.wait("error-message", "^dtype is 'q4', but .* names the one graph there is; leave it out$")
+    demo.wait("error-message", "^dtype is 'q4', but .* names the only graph; leave it out$")
     expect(demo.page.locator("select[name=dtype]")).to_have_attribute("aria-invalid", "true")
     demo.page.locator("select[name=dtype]").select_option("")
 

@@ -131,7 +131,7 @@ def test_a_repository_of_gguf_files_lists_them(hub: HubServer, harness: Harness,
 
     files = "its GGUF files are Q4_0/a model-00001-of-00003.gguf (0.5 MB), whole.gguf (0.5 MB)"
     found = refusal("nano/gguf")
-    assert " has 2 models; name one, as OWNER/NAME:FILE.gguf of a hub, by its address, or pick it alone: " in found
+    assert " has 2 models; name one as OWNER/NAME:FILE.gguf of a hub, by its address, or pick only its file: " in found
     assert found.endswith(files)
     missing = refusal("nano/gguf:Q8_0.gguf")
     assert missing.startswith(f"nano/gguf:Q8_0.gguf at main of {hub.url}: the repository has no such file; ")
@@ -191,7 +191,7 @@ def bad(folder: Path, made: Made, site: SiteServer, tmp_path: Path) -> Iterator[
         (place / name).write_bytes(data)
     site.models[place.name] = place
     told = {name: message for name, (_, message) in files.items()}
-    told |= {"missing/model-00001-of-00002.gguf": "it is shard 2 of 2, and all of them must be in one folder"}
+    told |= {"missing/model-00001-of-00002.gguf": "it is shard 2 of 2; put all shards into one folder"}
     told |= {"mixed/model-00002-of-00002.gguf": "tensors, expected "}
     yield {f"/models/{place.name}/{name}": message for name, message in told.items()}
     del site.models[place.name]

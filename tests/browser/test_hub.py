@@ -191,7 +191,7 @@ OTHER_BYTES: dict[str, tuple[str, Replaced, str]] = {
     "packed ones": (
         "tokenizer.json",
         Replaced(gzip.compress(ZEROS * 100), headers={"Content-Encoding": "gzip"}),
-        "more than 67108864 bytes, and at most 67108864 are read of such a file",
+        "more than 67108864 bytes; at most 67108864 are read of such a file",
     ),
 }
 
@@ -307,14 +307,14 @@ def test_a_repository_without_onnx_files_says_what_it_has(
     hub: HubServer, harness: Harness, scripts: PageScripts
 ) -> None:
     message = refusal(harness, named(hub, "nano/empty"))
-    assert "it has no ONNX file, but config.json, model.safetensors, tokenizer.json; take a repository" in message
+    assert "it has no ONNX file, but config.json, model.safetensors, tokenizer.json; use a repository" in message
 
 
 def test_a_dtype_that_is_not_there_is_refused_with_those_that_are(
     hub: HubServer, harness: Harness, scripts: PageScripts
 ) -> None:
     message = refusal(harness, named(hub, "nano/llama"), dtype="fp16")
-    assert message.endswith("/onnx/model_fp16.onnx does not exist; dtype='fp16' was requested, there are q4")
+    assert message.endswith("/onnx/model_fp16.onnx does not exist; dtype='fp16' was requested; the dtypes are q4")
 
 
 def test_a_server_that_is_no_hub_is_refused(hub: HubServer, harness: Harness, scripts: PageScripts) -> None:

@@ -94,7 +94,7 @@ def test_every_dispatch_is_timed_and_named(measured: tuple[str, dict[str, Any]])
 
 def test_what_cannot_be_measured_is_refused(scripts: PageScripts) -> None:
     found = scripts.run("measuring", "refused", "nano-llama", model="nano-llama", prompt=PROMPT)
-    off = "the decode steps of this generator run with capture 'off'; only a tape's can be timed: "
+    off = "the decode steps of this generator run with capture 'off'; only steps of a tape can be timed: "
     assert found["off"] == [off + "load the model on WebGPU with capture='tape'"] * 3
     assert found["no token"] == ["no token was generated since the sequence was last changed; generate one first"]
     assert found["rewound"] == found["no token"]
@@ -108,7 +108,7 @@ def test_what_cannot_be_measured_is_refused(scripts: PageScripts) -> None:
         "steps is 100; it must be from 5 to 11 here: raise max_length for more",
     ]
     assert found["at the end"] == [
-        "0 more tokens fit into the KV cache of 256, 1 are needed; rewind_to and generate one, or raise max_length"
+        "0 more tokens fit into the KV cache of 256; this needs 1: rewind_to and generate one, or raise max_length"
     ]
 
 

@@ -141,7 +141,7 @@ def test_a_dtype_that_is_not_there_is_refused_with_those_that_are(
     scripts.expect(GONE)
     error = harness.error(repositories["nano-llama"].name, prompt_ids=PROMPT, dtype="q4f16", device="wasm")
     assert error.type == "ModelFileError"
-    assert error.message.endswith("model_q4f16.onnx does not exist; dtype='q4f16' was requested, there are q4")
+    assert error.message.endswith("model_q4f16.onnx does not exist; dtype='q4f16' was requested; the dtypes are q4")
 
 
 @pytest.mark.one_in(2)

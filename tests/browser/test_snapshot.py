@@ -172,7 +172,7 @@ def test_a_module_that_comes_with_the_page_and_cannot_be_read_is_an_import_error
     with harness_in(context, site) as harness:
         harness.errors.clear()
         done = harness.exec("import sys\ntry: import numpy\nexcept ImportError as error: print(error.name, error)")
-        assert done.stdout.startswith("numpy numpy comes with the page, but http"), done.stderr
+        assert done.stdout.startswith("numpy numpy is part of the page, but http"), done.stderr
         assert "cannot be read (HTTP 404)" in done.stdout
         context.unroute("**/wheels/numpy-*.whl")
         done = harness.exec("import numpy\nprint(numpy.ones(2).sum())")

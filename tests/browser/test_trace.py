@@ -115,7 +115,7 @@ def test_each_burst_is_submitted_then_computed_then_copied(whole: dict[str, Any]
 @pytest.mark.extended
 def test_a_trace_ends_once_and_another_one_begins_without_the_load(whole: dict[str, Any], page: Harness) -> None:
     for action, why in (
-        ("stop", "no trace is being taken: begin one with"),
+        ("stop", "no trace is under way: begin one with"),
         ("pause", "action is 'pause'; it must be 'start' or 'stop'"),
     ):
         error = page.reply({"kind": "trace", "action": action})["error"]
@@ -123,7 +123,7 @@ def test_a_trace_ends_once_and_another_one_begins_without_the_load(whole: dict[s
         assert error["message"].startswith(why), error
     assert page.reply({"kind": "trace", "action": "start"})["ok"]
     error = page.reply({"kind": "trace", "action": "start"})["error"]
-    assert error["message"].startswith("a trace is being taken already")
+    assert error["message"].startswith("a trace is already under way")
     page.generate("nano-llama", prompt_ids=PROMPT, max_new_tokens=COUNT)
     slices = slices_by_track(stop(page))
     assert of(slices, "load") == []

@@ -575,7 +575,7 @@ def test_a_server_that_is_busy_is_asked_again_when_it_says(origin: Origin) -> No
     assert (found["error"], found["stored"], origin.ranges) == (None, [WHOLE], [None] * 3)
     config.refusals = [{"Retry-After": "3600"}]
     error = origin.load()["error"]
-    assert "the server answered HTTP 503; try again later (tried 1 time; the server asks to wait 3600 s)" in error
+    assert "the server answered HTTP 503; try again later (tried 1 time; the server requests a wait of 3600 s)" in error
 
 
 @pytest.mark.extended

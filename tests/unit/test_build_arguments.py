@@ -57,10 +57,10 @@ def test_the_file_of_a_trace_is_tried_before_anything_begins(model: Path, tmp_pa
     assert args.trace.path == folder / "trace.json"
     assert list(folder.iterdir()) == []
     with pytest.raises(
-        CommandError, match=r"--trace: .*/none/trace\.json \(No such file or directory\): give a path in a"
+        CommandError, match=r"--trace: .*/none/trace\.json \(No such file or directory\): give a path in an"
     ):
         request(model, "x", "--trace", str(folder / "none" / "trace.json"))
-    with pytest.raises(CommandError, match=r"--trace: .*/traces, which is no file: give the path of a file"):
+    with pytest.raises(CommandError, match=r"--trace: .*/traces, which is not a file: give the path of a file"):
         request(model, "--chat", "--trace", str(folder))
 
 

@@ -113,7 +113,7 @@ def test_what_was_read_cannot_be_changed() -> None:
     [
         ("model", ..., "genai_config.json: model: missing, expected an object"),
         ("model", [], r"genai_config.json: model: expected an object, got \[\]"),
-        ("model.type", 3, "genai_config.json: model.type: expected a string that is not empty, got 3"),
+        ("model.type", 3, "genai_config.json: model.type: expected a non-empty string, got 3"),
         ("model.vocab_size", 0, "genai_config.json: model.vocab_size: expected a positive integer, got 0"),
         ("model.vocab_size", True, "model.vocab_size: expected a positive integer, got true"),
         ("model.context_length", "512", 'model.context_length: expected a positive integer, got "512"'),
@@ -162,7 +162,7 @@ def test_what_was_read_cannot_be_changed() -> None:
         (
             "model.decoder.outputs.logits",
             "",
-            'model.decoder.outputs.logits: expected a string that is not empty, got ""',
+            'model.decoder.outputs.logits: expected a non-empty string, got ""',
         ),
         ("model.decoder.session_options", [], "model.decoder.session_options: expected an object"),
         ("search", 5, "genai_config.json: search: expected an object, got 5"),

@@ -30,7 +30,7 @@ def test_names_of_files_are_taken(name: str) -> None:
     ("name", "why"),
     [
         ("", "it is empty"),
-        ("x" * 1025, "it has 1025 characters, at most 1024"),
+        ("x" * 1025, "it has 1025 characters; at most 1024"),
         ("../x", '"." or ".."'),
         ("a/../../x", '"." or ".."'),
         ("/etc/passwd", "empty"),
@@ -53,8 +53,8 @@ def test_names_of_files_are_taken(name: str) -> None:
         ("x%00.data", "a control character"),
         ("x\x7f", "a control character"),
         (" ../x", "begins or ends with a space"),
-        ("x\ud800", "characters that UTF-8 does not have"),
-        ("x%ed%a0%80", "characters that UTF-8 does not have"),
+        ("x\ud800", "characters that UTF-8 cannot encode"),
+        ("x%ed%a0%80", "characters that UTF-8 cannot encode"),
     ],
 )
 def test_names_that_lead_out_of_the_folder_are_not(name: str, why: str) -> None:
@@ -73,8 +73,8 @@ def test_what_means_something_else_in_an_address_is_encoded() -> None:
         ("https://host/m/?key=SECRET", "'https://host/m/' with a query"),
         ("https://host/m/#SECRET", "'https://host/m/' with a query"),
         ("https://me:SECRET@host/m/", "'host/m/' with credentials"),
-        ("/m\0/", "characters that no address has"),
-        ("/m\ud800/", "characters that no address has"),
+        ("/m\0/", "characters that are invalid in an address"),
+        ("/m\ud800/", "characters that are invalid in an address"),
     ],
 )
 def test_an_address_with_more_than_a_folder_is_refused_without_showing_it(url: str, shown: str) -> None:

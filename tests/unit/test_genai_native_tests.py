@@ -264,7 +264,7 @@ def test_an_input_that_has_a_default_and_is_no_factor_keeps_it(tmp_path: Path) -
         else:
             with pytest.raises(
                 CapstanError,
-                match=r"adapter 'bias' .* a tensor bias float32 \[512\], and that input .* is not a factor",
+                match=r"adapter 'bias' .* a tensor bias float32 \[512\]; that input .* is not a factor",
             ):
                 adapters.load(str(tmp_path / "bias.onnx_adapter"), "bias")
 

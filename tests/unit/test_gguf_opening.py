@@ -98,7 +98,7 @@ def test_a_long_rope_rotates_all_positions_anew(dtype: str, tmp_path: Path) -> N
 
 def test_what_a_file_does_not_take(file: Path) -> None:
     with pytest.raises(
-        OptionError, match="dtype is 'q4', but over the weights of a model.gguf there are fp16 and fp32"
+        OptionError, match="dtype is 'q4'; over the weights of a model.gguf it must be one of fp16 and fp32"
     ):
         asyncio.run(capstan.Model.load(file, dtype="q4"))
     with pytest.raises(ConfigError, match="overlay: type: there is no genai_config.json"):
@@ -120,7 +120,7 @@ def test_a_folder_with_one_model_is_that_model(made: Made, tmp_path: Path) -> No
     size = sum(file.stat().st_size for file in files) / 1e6
     write(made, tmp_path / "other.gguf")
     found = asyncio.run(refusal())
-    assert found.startswith(f"{tmp_path}/ has 2 models; name one, as OWNER/NAME:FILE.gguf of a hub, by its address, or")
+    assert found.startswith(f"{tmp_path}/ has 2 models; name one as OWNER/NAME:FILE.gguf of a hub, by its address, or")
     assert f": its GGUF files are Q4_0/model-00001-of-00002.gguf ({size:.1f} MB), other.gguf ({size:.1f} MB)" in found
 
 
@@ -258,7 +258,7 @@ def test_shards_that_were_opened_before_are_not_read_again_while_all_of_them_are
         os.utime(file, ns=(1, 1))
         assert (found(files[0]), len(reads)) == (first, 3 * times), file.name
     files[2].unlink()
-    with pytest.raises(ModelFileError, match="it is shard 3 of 3, and all of them must be in one folder"):
+    with pytest.raises(ModelFileError, match="it is shard 3 of 3; put all shards into one folder"):
         found(files[0])
 
 

@@ -54,7 +54,7 @@ def test_a_shard_that_is_missing(made: Made, tmp_path: Path) -> None:
     second.unlink()
     found = refusal(first)
     assert found.startswith("model-00002-of-00004.gguf") or "model-00002-of-00004.gguf" in found, found
-    assert found.endswith("it is shard 2 of 4, and all of them must be in one folder"), found
+    assert found.endswith("it is shard 2 of 4; put all shards into one folder"), found
 
 
 @pytest.mark.parametrize(

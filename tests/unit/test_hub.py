@@ -56,7 +56,7 @@ def test_revisions_and_tokens_that_cannot_be_are_refused_and_the_token_is_not_sh
 
 
 def test_on_cpython_a_repository_is_to_be_downloaded() -> None:
-    with pytest.raises(OptionError, match=r"a/b at main of https://hub\.test can be read in a page only; download"):
+    with pytest.raises(OptionError, match=r"a/b at main of https://hub\.test can be read only in a page; download"):
         asyncio.run(Model.load(HubRepository("a/b", HUB)))
 
 

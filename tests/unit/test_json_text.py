@@ -65,7 +65,7 @@ def test_what_is_no_json_is_told_with_its_place(text: str | bytes, reason: str) 
 
 def test_more_bytes_than_are_read() -> None:
     assert read_json("[1]", most_bytes=3) == [1]
-    with pytest.raises(NotJsonError, match="4 bytes, at most 3 are read"):
+    with pytest.raises(NotJsonError, match="4 bytes; at most 3 are read"):
         read_json("[12]", most_bytes=3)
 
 

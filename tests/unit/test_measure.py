@@ -60,7 +60,7 @@ def test_a_device_without_a_tape_is_refused() -> None:
             await generator.generate_next_token_async()
             await measure.gpu_step_time(generator)
 
-    with pytest.raises(OptionError, match=r"run with capture 'off' \(the reference.*only a tape's can be timed"):
+    with pytest.raises(OptionError, match=r"run with capture 'off' \(the reference.*only steps of a tape can be timed"):
         asyncio.run(attempt())
 
 

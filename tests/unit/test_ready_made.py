@@ -189,7 +189,7 @@ def test_a_result_that_did_not_come_whole_is_told_and_computed(
     file: Path, site: dict[str, ReadyMade], offer: Offer, written: list[str]
 ) -> None:
     offer(replace(site["fp16"], text=None))
-    with pytest.warns(UserWarning, match=r"graph of model\.gguf that the site has ready-made: .* did not come whole"):
+    with pytest.warns(UserWarning, match=r"the site's ready-made graph of model\.gguf: .* is incomplete"):
         assert found(file, "fp16").ready is None
     assert written == [file.name]
 

@@ -150,7 +150,7 @@ class TestDtypes:
             load(LLAMA, dtype="q5")
 
     def test_a_genai_folder_has_no_dtypes(self) -> None:
-        with pytest.raises(OptionError, match=r"dtype is 'q4', but .*genai_config\.json names the one graph"):
+        with pytest.raises(OptionError, match=r"dtype is 'q4', but .*genai_config\.json names the only graph"):
             load(LLAMA, dtype="q4")
 
     def test_one_that_is_not_there_is_refused_with_those_that_are(self, tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ class TestRefusing:
     def test_graphs_of_another_layout_are_told(self, tmp_path: Path) -> None:
         folder = lay_out(LLAMA, tmp_path / "repo")
         (folder / "onnx" / "model_q4.onnx").rename(folder / "onnx" / "encoder_model.onnx")
-        with pytest.raises(ModelFileError, match=r"its ONNX files are onnx/encoder_model\.onnx; take a repository"):
+        with pytest.raises(ModelFileError, match=r"its ONNX files are onnx/encoder_model\.onnx; use a repository"):
             load(folder)
 
     def test_a_missing_part_is_named(self, tmp_path: Path) -> None:

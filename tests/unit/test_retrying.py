@@ -54,7 +54,7 @@ def test_pauses_grow_and_differ(clock: Clock, monkeypatch: pytest.MonkeyPatch) -
 def test_a_server_is_left_alone_for_as_long_as_it_asks(clock: Clock) -> None:
     assert outcome(BrokenDownloadError("busy", 30.0)) == "the file"
     assert clock.pauses == [30.0]
-    with pytest.raises(ModelFileError, match=r"^busy \(tried 1 time; the server asks to wait 31 s\)$"):
+    with pytest.raises(ModelFileError, match=r"^busy \(tried 1 time; the server requests a wait of 31 s\)$"):
         outcome(BrokenDownloadError("busy", 31.0))
     assert clock.pauses == [30.0]
 

@@ -210,7 +210,7 @@ def test_bad_input_is_refused_by_name(model: genai.Model, tmp_path: Path) -> Non
     alone = generator(genai, model)
     alone.append_tokens(one["input_ids"])
     refused(PictureError, "256 placeholders of pictures, and no picture was given", lambda: next_ids(alone))
-    refused(BindingError, "the inputs are nothing; input_ids is needed", lambda: see(model, genai.NamedTensors()))
+    refused(BindingError, "the inputs are nothing; give input_ids", lambda: see(model, genai.NamedTensors()))
     one["mel"] = np.zeros(3, np.float32)
     refused(BindingError, "input_ids is needed, pixel_values and token_type_ids", lambda: see(model, one))
 
@@ -301,7 +301,7 @@ def test_features_of_another_width_are_refused(tmp_path: Path) -> None:
     graph = onnx.load(str(target / "embedding.onnx"))
     graph.graph.input[1].type.tensor_type.shape.dim[1].dim_value = 48
     onnx.save(graph, str(target / "embedding.onnx"))
-    refused(UnsupportedModelError, "their last sizes must be one number", lambda: genai.Model(str(target)))
+    refused(UnsupportedModelError, "their last sizes must be equal", lambda: genai.Model(str(target)))
 
 
 def test_the_memory_of_a_model_that_sees_is_planned() -> None:

@@ -119,9 +119,9 @@ def test_the_other_kind_of_model_is_refused_before_its_graphs_are_read(hub: Path
     for place, hears, message in (
         (hub, False, "is a model of type 'whisper', which turns speech into text; load it by Capstan.loadTranscriber"),
         (FOLDER, False, "is a model of type 'whisper', which turns speech into text"),
-        (text, True, "is a model of type 'llama', which takes text only and hears nothing"),
-        (LLAMA, True, "is a model of type 'llama', which takes text only and hears nothing"),
-        (tmp_path / "a.gguf", True, "is a GGUF file, which takes text only and hears nothing"),
+        (text, True, "is a model of type 'llama', which takes only text and hears nothing"),
+        (LLAMA, True, "is a model of type 'llama', which takes only text and hears nothing"),
+        (tmp_path / "a.gguf", True, "is a GGUF file, which takes only text and hears nothing"),
     ):
         with pytest.raises(UnsupportedModelError, match=message):
             asyncio.run(capstan.Model.load(str(place), hears=hears))

@@ -92,7 +92,7 @@ def test_a_model_on_cpython_is_traced_with_its_load(tmp_path: Path) -> None:
 
     async def work() -> capstan.Trace:
         async with capstan.trace(file) as taken:
-            with pytest.raises(OptionError, match="the trace is being taken: read it after the block"):
+            with pytest.raises(OptionError, match="the trace is under way: read it after the block"):
                 _ = taken.content
             model = await capstan.Model.load(str(FOLDER))
             async with capstan.Generator(model) as generator:
@@ -125,7 +125,7 @@ def test_one_trace_is_taken_at_a_time_and_none_is_left_where_its_block_fails(tmp
         async with capstan.trace(), capstan.trace():
             pytest.fail("a second trace began")
 
-    with pytest.raises(OptionError, match="a trace is being taken already, and there is one at a time"):
+    with pytest.raises(OptionError, match="a trace is already under way"):
         asyncio.run(nested())
 
     async def failing() -> None:
@@ -135,7 +135,7 @@ def test_one_trace_is_taken_at_a_time_and_none_is_left_where_its_block_fails(tmp
     with pytest.raises(ZeroDivisionError):
         asyncio.run(failing())
     assert json.loads((tmp_path / "failed.json").read_text())["traceEvents"]
-    with pytest.raises(OptionError, match="no trace is being taken: begin one with"):
+    with pytest.raises(OptionError, match="no trace is under way: begin one with"):
         asyncio.run(tracing.end_trace())
 
 
@@ -144,9 +144,9 @@ def test_one_trace_is_taken_at_a_time_and_none_is_left_where_its_block_fails(tmp
     [
         (
             "missing/trace.json",
-            r"missing/trace\.json \(No such file or directory\): give a path in a folder that exists",
+            r"missing/trace\.json \(No such file or directory\): give a path in an existing, writable folder",
         ),
-        ("folder", r"folder, which is no file: give the path of a file"),
+        ("folder", r"folder, which is not a file: give the path of a file"),
         ("", r"which is no file"),
         ("file/trace.json", r"\(Not a directory\)"),
         ("n" * 300, r"\(File name too long\)"),
@@ -191,7 +191,9 @@ def test_what_was_there_stays_if_the_trace_cannot_be_written_whole(tmp_path: Pat
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
     try:
-        with pytest.raises(OptionError, match=r"trace\.json \(File too large\): give a path in a folder that exists"):
+        with pytest.raises(
+            OptionError, match=r"trace\.json \(File too large\): give a path in an existing, writable folder"
+        ):
             file.write({"traceEvents": ["a span"] * 1000})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -251,7 +251,7 @@ def test_eight_channels_at_192_khz_are_heard(transcriber: capstan.Transcriber) -
 
 def test_a_model_of_text_or_of_english_says_so(tmp_path: Path) -> None:
     text = capstan.Model(str(FIXTURES / "nano-llama"))
-    refused(UnsupportedModelError, "takes text only and hears nothing", lambda: capstan.Transcriber(text))
+    refused(UnsupportedModelError, "takes only text and hears nothing", lambda: capstan.Transcriber(text))
     english = capstan.Transcriber(loaded(tmp_path, {"is_multilingual": False}))
     sound = wave_file(glide(0.5))
     assert english.languages == []

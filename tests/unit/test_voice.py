@@ -137,7 +137,7 @@ def test_a_wave_file_has_all_sentences(folder: Path) -> None:
         ("ə", {"phonemes": True, "voice": "../voices/af_heart"}, "voice is '../voices/af_heart'; there"),
         ("ə", {"phonemes": True, "speed": 0.49}, "speed is 0.49; it must be from 0.5 to 2"),
         ("ə", {"phonemes": True, "speed": math.nan}, "speed is nan; it must be"),
-        ("hello", {}, "phonemes are made in a page only: give a function `phonemize`"),
+        ("hello", {}, "phonemes are made only in a page: give a function `phonemize`"),
         ("bonjour", {"voice": "ff_siwis"}, "voice 'ff_siwis' speaks fr-FR; phonemes are made of English only"),
         (5, {}, "Voice.speak: text is 5"),
     ],

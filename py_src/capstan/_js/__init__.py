@@ -1,1 +1,1 @@
-"""The only code that imports `js` or `pyodide`: what JavaScript gives to Python, with typed errors."""
+"""The only code that imports `js` or `pyodide`: JavaScript's functions for Python, with typed errors."""

@@ -15,7 +15,7 @@ __all__ = ["arriving", "numbers", "to_json"]
 
 
 def _plain(value: Any) -> Any:
-    """A value that is no list, tuple or dict as one of them."""
+    """Converts a value of another type to a list or dict."""
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
     return dict(value) if isinstance(value, Mapping) else list(value)
@@ -32,7 +32,7 @@ def numbers(found: Any) -> array[float]:
 
 
 async def arriving(promise: Any) -> Sequence[float]:
-    """A promise of a burst's numbers, already under way; the time of their arrival becomes the fifth."""
+    """A promise of a burst's numbers, already under way; the time of their arrival becomes the fifth number."""
     with typed_errors():
         found = await promise
         entered = capstan_host.now()

@@ -14,7 +14,7 @@ from . import host_calls
 __all__ = ["Input", "adopt_files", "model_folder", "mount"]
 
 MODEL_FILES = ("genai_config.json", "config.json")
-"""By which a folder is known to hold a model."""
+"""The files by which a folder is recognised as a model's."""
 
 mounted: dict[str, str] = {}
 """URLs of files of the server by their absolute paths."""
@@ -25,7 +25,7 @@ def absolute(path: str) -> str:
 
 
 def mount(files: Mapping[str, str]) -> None:
-    """Make files of the server appear at these paths, URLs by path; what is in a file is read when it is opened."""
+    """Make files of the server appear at these paths, URLs by path; a file is read when it is opened."""
     for path, url in files.items():
         place = absolute(path)
         if mounted.get(place) == url:
@@ -62,7 +62,7 @@ async def adopt_files(folder: str, names: Sequence[str]) -> str:
 
 
 def files_of(folder: Path, names: Sequence[str]) -> dict[str, bytes]:
-    """The files of a folder that exist among these names."""
+    """The existing files of a folder among these names."""
     return {name: (folder / name).read_bytes() for name in names if (folder / name).is_file()}
 
 
@@ -75,13 +75,13 @@ def stored_files(folder: Path) -> dict[str, bytes]:
 
 
 class Input(io.TextIOBase):
-    """The standard input of a script: each line is asked of the page."""
+    """The standard input of a script: each line is requested from the page."""
 
     def readable(self) -> bool:
         return True
 
     def readline(self, size: int | None = -1, /) -> str:  # type: ignore[override]
-        """The next line, the whole one whatever `size` says; AsyncRequiredError where this call cannot wait."""
+        """The whole next line, regardless of `size`. Raises AsyncRequiredError if this call cannot wait."""
         if not host_calls.can_wait():
             raise AsyncRequiredError("input() would have to wait here, and this browser cannot; give argv instead")
         return host_calls.wait(host_calls.read_line())

@@ -59,7 +59,7 @@ __all__ = [
 T = TypeVar("T")
 
 MOST_TOLD = 8.0
-"""GiB: navigator.deviceMemory tells no more (W3C, Device Memory)."""
+"""GiB; the largest value of navigator.deviceMemory (W3C, Device Memory)."""
 
 
 def emit(event: dict[str, Any]) -> None:
@@ -73,7 +73,7 @@ def now() -> float:
 
 
 def begin_trace() -> None:
-    """Have the worker note spans for a trace."""
+    """Have the worker record spans for a trace."""
     capstan_host.beginTrace()
 
 
@@ -107,8 +107,9 @@ def configure(ort_url: str | None) -> None:
 
 
 def be_interrupted_once() -> None:
-    """Have the page's next signal raise KeyboardInterrupt, and those after it do nothing: the page sends it again until
-    the request has ended, and a later one would end the answer."""
+    """Have the page's next signal raise KeyboardInterrupt, and later ones do nothing: the page repeats the signal until
+    the request has ended, and a late one would end the answer.
+    """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         be_interrupted_no_more()
@@ -118,12 +119,12 @@ def be_interrupted_once() -> None:
 
 
 def be_interrupted_no_more() -> None:
-    """Have the page's signals do nothing until the next request: one that comes late would end the answer."""
+    """Have the page's signals do nothing until the next request: a late signal would end the answer."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def mount_file(folder: str, name: str, url: str) -> None:
-    """Put a file of the server into Python's file system; it is read when it is opened."""
+    """Put a file of the server into Python's file system; its bytes are read when it is opened."""
     capstan_host.mountFile(folder, name, url)
 
 
@@ -140,19 +141,20 @@ async def read_line() -> str:
 
 
 def read_now(url: str) -> bytes:
-    """A whole file of the page's origin; nothing else happens in the worker meanwhile. ModelFileError if it cannot be
-    read."""
+    """A whole file of the page's origin; the worker is blocked meanwhile. Raises ModelFileError if it cannot be
+    read.
+    """
     with typed_errors():
         return bytes(capstan_host.readNow(url).to_bytes())
 
 
 def unreached(reason: str) -> None:
-    """A model's server cannot be reached, and what it answered the last time is there."""
+    """Count a step down: a model's server cannot be reached, and its last answer is used."""
     fall_back("the model's server", reason, "the files of its folder are assumed to be those of the last load")
 
 
 async def fetch_bytes(url: str, most: int, progress: Callable[[int, int], None] | None = None) -> bytes:
-    """A whole file of at most so many bytes; ModelFileError if it cannot be read."""
+    """A whole file of at most that number of bytes. Raises ModelFileError if it cannot be read."""
 
     async def fetched() -> bytes:
         with storage_errors():
@@ -162,7 +164,7 @@ async def fetch_bytes(url: str, most: int, progress: Callable[[int, int], None] 
 
 
 async def fetch_optional(url: str, most: int) -> bytes | None:
-    """A whole file of at most so many bytes, None if the server has none."""
+    """A whole file of at most that number of bytes; None if the server has none."""
 
     async def fetched() -> bytes | None:
         with storage_errors():
@@ -173,7 +175,7 @@ async def fetch_optional(url: str, most: int) -> bytes | None:
 
 
 async def file_exists(url: str) -> bool:
-    """Whether a URL or a picked folder's name names a file."""
+    """Whether a file exists at a URL or at a name in a picked folder."""
 
     async def exists() -> bool:
         with storage_errors():
@@ -183,8 +185,9 @@ async def file_exists(url: str) -> bool:
 
 
 async def adapter(*, required: bool = False) -> dict[str, Any] | None:
-    """The WebGPU adapter's description. Without one: None, or the error of web/src/wire/adapter.ts if it is
-    required."""
+    """The WebGPU adapter's description. Without an adapter: None, or the error of web/src/wire/adapter.ts if one is
+    required.
+    """
     with typed_errors():
         text = await capstan_host.adapter(required)
     found: dict[str, Any] | None = json.loads(text) if text else None
@@ -192,15 +195,17 @@ async def adapter(*, required: bool = False) -> dict[str, Any] | None:
 
 
 def cpu() -> dict[str, Any]:
-    """`threads` of the CPU execution provider, whether there is `shared` memory, without which it has one, and the
-    options that its sessions get."""
+    """The CPU execution provider's number of `threads` (1 without `shared` memory), whether there is `shared` memory,
+    and the options of its sessions.
+    """
     found: dict[str, Any] = json.loads(capstan_host.cpu())
     return found
 
 
 def wide_bytes() -> int:
     """Bytes of float32 weights that are made on the CPU in place of packed ones: an eighth of the memory that the
-    browser tells, which is 8 GiB at most; a browser that tells none is taken to have that."""
+    browser reports, which is at most 8 GiB; without a report, an eighth of 8 GiB.
+    """
     told = getattr(js.navigator, "deviceMemory", None)
     return int(min(float(told or MOST_TOLD), MOST_TOLD) * (1 << 30) / 8)
 
@@ -212,7 +217,7 @@ _gpu: asyncio.Future[JsGpuEngine] | None = None
 async def open_gpu() -> JsGpuEngine:
     """The page's WebGPU device, with onnxruntime-web loaded; its caller must `close` it.
 
-    All models and buffers are on this one, so that they can share weights. A device that failed or was given back is
+    All models and buffers are on this one, so that they can share weights. A device that failed or was released is
     replaced by a new one.
     """
     global _gpu
@@ -235,7 +240,8 @@ def gpu() -> JsGpuEngine | None:
 
 async def open_wasm(model: bytes, external: Mapping[str, Any], wide: Sequence[WideWeight | UnpackedWeight]) -> Any:
     """onnxruntime-web's CPU execution provider with one session (web/src/worker/wasm.ts); `external` are JavaScript
-    Memories (web/src/worker/storage/memory.ts) by the names of their files, `wide` weights to be made of these."""
+    Memories (web/src/worker/storage/memory.ts) by the names of their files, `wide` the weights to make from these.
+    """
 
     with typed_errors():
         paths, made = json.dumps(list(external)), json.dumps([each.as_json() for each in wide])
@@ -243,7 +249,7 @@ async def open_wasm(model: bytes, external: Mapping[str, Any], wide: Sequence[Wi
 
 
 async def open_program(program: CpuProgram, threads: int) -> Any:
-    """A program for the CPU (web/src/worker/cpu/cpu_engine.ts), whose weights come later."""
+    """A program for the CPU (web/src/worker/cpu/cpu_engine.ts); its weights are loaded later."""
     with typed_errors():
         return await capstan_host.openProgram(json.dumps(program.as_json()), threads)
 
@@ -260,7 +266,7 @@ def tokenizer_backend(tokenizer_json: str, tokenizer_config_json: str) -> PageBa
 
 
 async def ready_made(name: str, size: int, dtype: str) -> ReadyMade | None:
-    """The results that the site has for a GGUF file (web/src/worker/ready_made.ts)."""
+    """The site's ready-made results for a GGUF file (web/src/worker/ready_made.ts)."""
     found = await capstan_host.readyMade(name, size, dtype)
     if not hasattr(found, "sha256"):
         return None

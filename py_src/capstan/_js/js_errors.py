@@ -1,4 +1,4 @@
-"""JavaScript errors as the exceptions of capstan.errors, and calls that nobody waits for any more."""
+"""Turns JavaScript errors into the exceptions of capstan.errors, and undoes calls whose caller was cancelled."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ __all__ = ["or_undone", "require_memory", "spent", "storage_errors", "typed_erro
 T = TypeVar("T")
 
 ENDED_PROCESS = re.compile(r"instance (dropped|reference)", re.IGNORECASE)
-"""In what Chromium says of each call whose GPU process is gone."""
+"""Part of Chromium's message for each call after its GPU process has ended."""
 
 
 FULL = re.compile(r"offset is out of bounds|WebAssembly\.Memory")
-"""In the RangeErrors of a copy into a heap that is full."""
+"""Part of the RangeErrors of a copy into a full heap."""
 NO_ARRAY = re.compile(r"allocation failed|out of memory", re.IGNORECASE)
-"""In the RangeErrors of JavaScript's own memory, which do no harm to Python's."""
+"""Part of the RangeErrors of JavaScript's own memory, which do not affect Python's."""
 LEFT_BYTES = 16 << 20
-"""A heap that is not full can allocate so many."""
+"""A heap that is not full can allocate this number of bytes."""
 
 full: str | None = None
-"""Why this interpreter is not used any more."""
+"""The reason why this interpreter is not used any more."""
 
 
 class TypedErrors:
-    """Raises an EngineError of web/src/wire/errors.ts as the exception its code names; others as DeviceError. Whatever
-    fails since the GPU process ended is a DeviceLostError.
+    """Raises an EngineError of web/src/wire/errors.ts as the exception that its code names, and other errors as
+    DeviceError. Every error after the end of the GPU process is a DeviceLostError.
 
     A failed copy into Python is an OutOfMemoryError, and ends the use of this interpreter (`spent`): every later call
-    raises the same error, since JavaScript may have written beside what Python could not allocate.
+    raises the same error, since JavaScript may have written outside of the memory that Python failed to allocate.
 
-    A generator with `contextmanager` would tie exception and frames into a cycle: the tensors of a failed call would
-    stay until the next collection.
+    This is no generator with `contextmanager`, which would tie exception and frames into a cycle, so that the tensors
+    of a failed call would stay until the next collection.
     """
 
     def __enter__(self) -> None:
@@ -59,31 +59,32 @@ TYPED = TypedErrors()
 
 
 def typed_errors() -> TypedErrors:
-    """Turns errors of the JavaScript that is called inside into typed ones."""
+    """Turns errors of JavaScript calls inside the block into typed ones."""
     return TYPED
 
 
 def is_full(error: JsException) -> bool:
-    """Whether a JavaScript error is that of a full heap, or Python's own MemoryError that crossed JavaScript."""
+    """Whether a JavaScript error comes from a full heap, or is Python's own MemoryError that crossed JavaScript."""
     message = str(error.message)
     return (error.name == "RangeError" and FULL.search(message) is not None) or message.endswith("MemoryError\n")
 
 
 def spent(error: BaseException) -> errors.OutOfMemoryError:
-    """The error of an interpreter whose memory is full; its worker is replaced once the request is answered."""
+    """The error of an interpreter whose memory is full; its worker is replaced after the request."""
     global full
     if full is None:
         full = (
-            f"Python has no memory left ({type(error).__name__}), and is not used any more; ask again, of a smaller "
-            "model or after closing others: the page starts another worker, and other pages have to be loaded again"
+            f"Python has no memory left ({type(error).__name__}), and is not used any more; try again with a smaller "
+            "model or after closing others: the page starts another worker, and other pages must be loaded again"
         )
         capstan_host.spent(full)
     return errors.OutOfMemoryError(full)
 
 
 def require_memory() -> None:
-    """Raise OutOfMemoryError if Python has no memory left, after which errors say anything. Only an allocation tells,
-    since a browser may refuse to let a heap grow long before its limit; the heap grows by it once at most."""
+    """Raise OutOfMemoryError if Python has no memory left, since other errors are unreliable then. Only an allocation
+    shows this, because a browser may refuse to grow a heap long before its limit; the heap grows by it at most once.
+    """
     with typed_errors():
         bytearray(LEFT_BYTES)
 
@@ -106,7 +107,7 @@ def typed(error: JsException) -> Exception:
 
 @contextmanager
 def storage_errors() -> Iterator[None]:
-    """`typed_errors`, and the error of a download that may be tried again."""
+    """`typed_errors`, plus the error of a download that may be tried again."""
     try:
         with typed_errors():
             yield
@@ -124,8 +125,8 @@ def _seconds(error: Any) -> float | None:
 
 
 async def or_undone(making: Coroutine[Any, Any, T], undo: Callable[[T], object]) -> T:
-    """Await something that JavaScript makes, which cannot be cancelled there. A cancelled caller leaves nothing behind:
-    the object is undone once it is made.
+    """Await an object that JavaScript makes, which cannot be cancelled there. If the caller is cancelled, the object is
+    undone once it is made.
     """
 
     def undone(made: asyncio.Future[T]) -> None:

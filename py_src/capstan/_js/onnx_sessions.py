@@ -1,4 +1,4 @@
-"""Sessions of any model (web/src/worker/onnx_sessions.ts), as capstan.device.ort_session drives them."""
+"""Sessions of any model (web/src/worker/onnx_sessions.ts) for capstan.device.ort_session."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class JsModelSession:
 async def open_gpu_session(
     engine: Any, model: bytes, weights: Sequence[BoundTensor], capture: bool, owner: str
 ) -> JsModelSession:
-    """A session on the device of a JavaScript engine; `weights` are bound to inputs that nobody else sees."""
+    """A session on the device of a JavaScript engine; `weights` are bound to inputs that callers do not see."""
     with typed_errors():
         return JsModelSession(await engine.openSession(model, capture, owner, to_json(weights)))
 

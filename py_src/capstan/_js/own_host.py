@@ -1,4 +1,4 @@
-"""The page's host object (web/src/worker/host.ts): the one that the worker registered, else the one in the wheel."""
+"""The page's host object (web/src/worker/host.ts): the host that the worker registered, or the host in the wheel."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ SCRIPT = "host.js"
 """web/src/worker/wheel_host.ts, built as a script that evaluates to the host. Capstan's own worker registers its
 host."""
 OLDEST = (0, 28)
-"""The oldest Pyodide that is tested: older ones pass Python objects to JavaScript by other rules."""
+"""The oldest Pyodide that is tested: older versions convert Python objects for JavaScript differently."""
 
 
 def find_host() -> Any:
-    """The module `_capstan_host`; registers the wheel's one if none is registered. Raises VersionError,
+    """The module `_capstan_host`; registers the wheel's module if none is registered. Raises VersionError,
     DeviceUnavailableError.
     """
     if HOST not in sys.modules and importlib.util.find_spec(HOST) is None:
@@ -42,7 +42,7 @@ def register_host() -> None:
         script = None
     if script is None:
         raise DeviceUnavailableError(
-            f"this copy of Capstan has no {SCRIPT}, which pages need: install what `build.py wheel` makes"
+            f"this copy of Capstan has no {SCRIPT}, which pages need: install the wheel that `build.py wheel` makes"
         )
     try:
         host = run_js(script.decode())
@@ -57,7 +57,7 @@ def require_version(found: str) -> None:
     numbers = re.match(r"(\d+)\.(\d+)", found)
     if numbers is None or (int(numbers[1]), int(numbers[2])) < OLDEST:
         least = ".".join(map(str, OLDEST))
-        raise VersionError(f"this page has Pyodide {found}, and Capstan works with {least} or newer: load a newer one")
+        raise VersionError(f"this page has Pyodide {found}; Capstan needs {least} or newer: load a newer version")
 
 
 capstan_host = find_host()

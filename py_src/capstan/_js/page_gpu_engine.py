@@ -22,7 +22,7 @@ engines = count(1)
 
 
 class JsGpuEngine(EngineCalls):
-    """capstan.device.webgpu.gpu_engine.GpuEngine: its calls, and the methods that are more than one call.
+    """capstan.device.webgpu.gpu_engine.GpuEngine: its calls, and the methods that take more than one call.
 
     The page's models and buffers share one; each user calls `retain` and, at its end, `close`.
     """
@@ -38,12 +38,12 @@ class JsGpuEngine(EngineCalls):
         return [LedgerEntry(device=f"webgpu {self.number}", **entry) for entry in self.ledger()]
 
     def retain(self) -> JsGpuEngine:
-        """One more user; the device is destroyed when the last has closed."""
+        """Count one user more; the device is destroyed when the last user closes it."""
         self._users += 1
         return self
 
     def close(self) -> None:
-        """One user less."""
+        """Count one user less."""
         self._users -= 1
         if self._users == 0:
             self._stop_account()

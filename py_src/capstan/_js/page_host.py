@@ -1,5 +1,5 @@
-"""The host of a page, as capstan.device.device_host.DeviceHost describes it: files over fetch, the WebGPU and CPU
-engines, waiting by JavaScript Promise Integration.
+"""The host of a page, a capstan.device.device_host.DeviceHost: files over fetch, the WebGPU and CPU engines, waiting by
+JavaScript Promise Integration.
 
 A model folder is a URL of the page's origin that ends in a slash, or a path in Python's file system.
 """
@@ -98,7 +98,7 @@ __all__ = [
 T = TypeVar("T")
 
 READ_WHOLE = 1 << 20
-"""A repository's graph of at most this many bytes is read whole."""
+"""A repository's graph of at most this number of bytes is read whole."""
 
 ReadOnnx = Callable[[], Awaitable[bytes]]
 """Reads the graph's file."""
@@ -214,7 +214,7 @@ async def open_model(opening: Opening, device: str) -> DeviceModel:
 
 
 def url_of(opening: Opening) -> str:
-    """The address of the folder that has the decoder's graph."""
+    """The address of the folder with the decoder's graph."""
     return address_of(opening.folder, opening.config.decoder.folder)
 
 
@@ -229,7 +229,7 @@ async def open_on_gpu(opening: Opening, read_onnx: ReadOnnx, open_weights: OpenW
         with phase("graph"):
             buffers, largest = await binding_limits()
             found = await model_graphs(model, config, open_weights, url, notes, buffers, rank, largest, opening.ready)
-        # Graphs for adapters are made when the first one of a rank is chosen.
+        # Graphs for adapters are made when the first adapter of a rank is chosen.
         exported = model if found.lora else b""
         return found
 
@@ -283,7 +283,7 @@ async def open_on_cpu(
 
 
 async def with_weights(program: CpuProgram, threads: int, external: ExternalData, progress: Progress) -> JsWasmSession:
-    """A program with its weights, which are packed as they come."""
+    """A program with its weights, which are packed as they arrive."""
     with phase("session"):
         session = JsWasmSession(await host_calls.open_program(program, threads))
     if session.threads < threads:
@@ -344,11 +344,11 @@ async def fit(
 
 
 async def size_of(url: str) -> int | None:
-    """A file's bytes, None if that is not told."""
+    """The size of a file; None if unknown."""
     try:
         source = await page_storage.open_source(page_storage.absolute(url), keep=False)
     except BrokenDownloadError:
-        return None  # reading it says why
+        return None  # the read raises the reason
     source.close()
     return source.identity.size
 
@@ -376,14 +376,14 @@ def wasm_device() -> WasmDevice:
 
 
 def begin(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """Start a task; its error is not reported if nobody awaits it any more."""
+    """Start a task; its error is not reported if it is not awaited any more."""
     task = asyncio.ensure_future(work)
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
     return task
 
 
 async def binding_limits() -> tuple[int, int]:
-    """How many storage buffers a kernel may bind on the page's adapter, and the bytes of the largest."""
+    """The number of storage buffers that a kernel may bind on the page's adapter, and the bytes of the largest one."""
     found = await host_calls.adapter()
     if found is None:
         return WorkgroupLimits.buffers, 0
@@ -391,9 +391,9 @@ async def binding_limits() -> tuple[int, int]:
 
 
 async def choose_device(device: str) -> tuple[str, str | None]:
-    """Chooses 'webgpu' or 'wasm' for the requested device; gives the reason if it is wasm without being requested.
+    """Chooses 'webgpu' or 'wasm' for the requested device; returns the reason if wasm was not requested.
 
-    'auto' takes WebGPU where there is a hardware adapter. Raises OptionError, DeviceUnavailableError, DeviceLostError.
+    'auto' takes WebGPU if there is a hardware adapter. Raises OptionError, DeviceUnavailableError, DeviceLostError.
     """
     if device not in ("auto", "webgpu", "wasm", "cpu"):
         raise OptionError(f"device is {device!r}; in a page it must be 'auto', 'webgpu' or 'wasm'")
@@ -403,12 +403,12 @@ async def choose_device(device: str) -> tuple[str, str | None]:
     if device == "auto" and adapter is None:
         return "wasm", "this browser offers no WebGPU adapter"
     if device == "auto" and adapter is not None and adapter["software"]:
-        return "wasm", "the only WebGPU adapter is software, which is used if it is named"
+        return "wasm", "the only WebGPU adapter is software, which is used only if device is 'webgpu'"
     return "webgpu", None
 
 
 async def on_device(asked: str, chosen: str, reason: str | None, work: Callable[[str, str | None], Awaitable[T]]) -> T:
-    """The result of `work(device, reason)` on the chosen device. If 'auto' was requested and onnxruntime-web does not
+    """The result of `work(device, reason)` on the chosen device. If 'auto' was requested and onnxruntime-web cannot
     compute a node of the graph there, the work runs on the other device, if this page has it; a warning reports the
     step down.
     """

@@ -41,8 +41,9 @@ async def adopt(folder: Any) -> str:
 
 
 async def open_repository(repository: HubRepository, keep: bool) -> str:
-    """The address of a repository's files at one commit: with `keep` that of the last load, if there was one, else
-    the one that its revision is now."""
+    """The address of a repository's files at one commit: with `keep` the commit of the last load, if there was one,
+    else the present commit of its revision.
+    """
     asked = (repository.name, repository.hub, repository.revision, keep, repository.token or None)
 
     async def opened() -> str:
@@ -53,31 +54,34 @@ async def open_repository(repository: HubRepository, keep: bool) -> str:
 
 
 async def keep_repository(folder: str) -> None:
-    """Let the next load of a repository take this commit, without asking the hub; nothing for any other folder."""
+    """Let the next load of a repository use this commit, without a request to the hub; does nothing for other
+    folders.
+    """
     await capstan_host.storage.keepRepository(folder)
 
 
 def tell_damaged() -> None:
-    """Count a step down for each small file that was found damaged where it was kept since the last call."""
+    """Count a step down for each kept small file that was found damaged since the last call."""
     for address in json.loads(capstan_host.storage.takeDamaged()):
-        fall_back(f"what was kept of {address}", "it is damaged", "it was requested again")
+        fall_back(f"the kept copy of {address}", "it is damaged", "it was requested again")
 
 
 def keep_folder(folder: str) -> None:
-    """Keep the small files of a server's folder from now on, for when it cannot be reached."""
+    """Keep the small files of a server's folder from now on, for loads when the server is unreachable."""
     capstan_host.storage.keepFolder(folder)
 
 
 async def forget(addresses: Sequence[str] | None) -> int:
-    """Forget what is kept of repositories and folders; see capstan.host.Host.forget."""
+    """Forget the kept files of repositories and folders; see capstan.host.Host.forget."""
     which = None if addresses is None else json.dumps(addresses)
     await capstan_host.storage.forgetFolders(which)
     return int(await capstan_host.storage.forgetRepositories(which))
 
 
 async def listing(folder: str) -> dict[str, int | None] | None:
-    """The sizes of the files of a picked folder or a hub's repository by their names, None where a size is not known;
-    None where there is no list of them."""
+    """The sizes of the files of a picked folder or a hub's repository by name (None if unknown); None if they cannot be
+    listed.
+    """
     with storage_errors():
         text = await capstan_host.storage.listing(folder)
     if not isinstance(text, str):
@@ -87,24 +91,25 @@ async def listing(folder: str) -> dict[str, int | None] | None:
 
 
 def absolute(url: str) -> str:
-    """The address as every page of the origin would name it."""
+    """The address in the form that all pages of the origin share."""
     return str(capstan_host.storage.absolute(url))
 
 
 async def backing(folder: str) -> JsBacking | None:
-    """This browser's file storage, None if it has none; files of one folder do not see those of another. A private file
-    system that the browser has and refuses is a step down."""
+    """This browser's file storage for one folder; None if it has none. A private file system that the browser has but
+    refuses is a step down.
+    """
     refusals: list[str] = []
     with storage_errors():
         found = await capstan_host.storage.openBacking(folder, refusals.append)
     for reason in refusals:
-        instead = "the Cache API is used in its place" if found else "nothing is kept for the next page load"
+        instead = "the Cache API is used instead" if found else "nothing is kept for the next page load"
         fall_back("the browser's private file system", reason, instead)
     return JsBacking(found) if found else None
 
 
 async def open_source(url: str, keep: bool) -> JsSource:
-    """A URL or a file of a picked folder; the server is asked for its identity."""
+    """A URL or a file of a picked folder; requests its identity from the server."""
 
     async def opened() -> JsSource:
         with storage_errors():
@@ -114,7 +119,7 @@ async def open_source(url: str, keep: bool) -> JsSource:
 
 
 def assumed_source(identity: SourceIdentity, keep: bool) -> JsSource:
-    """A source that cannot be asked now; it is assumed to be unchanged."""
+    """A source whose server is unreachable; it is assumed to be unchanged."""
     return JsSource(capstan_host.storage.assumedSource(json.dumps(identity.as_json()), keep))
 
 

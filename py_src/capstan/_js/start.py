@@ -1,4 +1,4 @@
-"""The start of an interpreter in a page: a memory snapshot brings much of it, and some modules come later."""
+"""Starts an interpreter in a page: a memory snapshot contains most of it, and some modules are loaded later."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ __all__ = ["Vendored", "before_snapshot", "begin"]
 
 
 def before_snapshot() -> None:
-    """Do once, before the snapshot is taken, what every page would do at its first calls."""
+    """Do the work of every page's first calls once, before the snapshot is taken."""
     read_annotations()
 
 
 def begin(refused: str | None, vendored: str) -> None:
-    """Make this interpreter one of its own; `refused` is why it did not start from a memory snapshot that should be,
-    `vendored` the wheels that are installed when they are first imported: URLs by module, as JSON.
+    """Make this interpreter independent of its snapshot. `refused` is the reason why it did not start from the expected
+    snapshot; `vendored` are the wheels that are installed at their first import: URLs by module, as JSON.
 
     Every start from a snapshot would repeat its random numbers, so `random` is seeded again; `secrets`, `uuid` and
-    `os.urandom` ask the browser each time. The seed of `hash` stays, since dicts hold strings by it already. The zone's
-    name in `time.localtime().tm_zone` stays too, as the C library asks for it once; the offset beside it is right.
+    `os.urandom` ask the browser each time. The seed of `hash` stays, since dicts already depend on it. The zone's name
+    in `time.localtime().tm_zone` also stays, since the C library reads it only once; the offset is right.
     """
     random.seed()
     take_time_zone()
@@ -47,7 +47,7 @@ def begin(refused: str | None, vendored: str) -> None:
 
 
 def take_time_zone() -> None:
-    """Update the time zone of the module `time` to that of a freshly imported one."""
+    """Update the time zone of the module `time` from a freshly imported copy."""
     spec = importlib.util.find_spec("time")
     assert spec is not None
     assert spec.loader is not None
@@ -58,7 +58,7 @@ def take_time_zone() -> None:
 
 
 class Vendored:
-    """Finds what no other finder found, in a wheel of the page's; a last entry of `sys.meta_path`."""
+    """The last entry of `sys.meta_path`: finds modules that no other finder found, in the page's wheels."""
 
     def __init__(self, wheels: Mapping[str, str]) -> None:
         """`wheels` are URLs by the name of a module."""
@@ -74,7 +74,7 @@ class Vendored:
         try:
             content = host_calls.read_now(self._wheels[name])
         except ModelFileError as error:
-            raise ImportError(f"{name} comes with the page, but {error}", name=name) from error
+            raise ImportError(f"{name} is part of the page, but {error}", name=name) from error
         with zipfile.ZipFile(io.BytesIO(content)) as wheel:
             wheel.extractall(folder)
         del self._wheels[name]

@@ -1,4 +1,4 @@
-"""Sessions and sequences of the CPU's model (web/src/worker/wasm.ts), as capstan.device.wasm drives them."""
+"""Sessions and sequences of the CPU's model (web/src/worker/wasm.ts) for capstan.device.wasm."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class JsWasmSession:
 
     @property
     def threads(self) -> int:
-        """The threads of a program; a session of onnxruntime-web does not tell them."""
+        """The number of threads of a program; None for a session of onnxruntime-web."""
         return int(self._js.threads)
 
     @property
@@ -35,7 +35,7 @@ class JsWasmSession:
         return str(self._js.alone)
 
     def target(self, location: str) -> Any:
-        """Takes a data file with weights of a program (web/src/worker/cpu/coming_weights.ts)."""
+        """A sink for a data file with weights of a program (web/src/worker/cpu/coming_weights.ts)."""
         return self._js.target(location)
 
     async def close(self) -> None:

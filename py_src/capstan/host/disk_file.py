@@ -41,7 +41,7 @@ def read_file(path: Path, most: int) -> bytes:
         data = b""
         if size <= most:
             try:
-                # A read takes memory for every byte that is requested: the size of the file is the most.
+                # A read allocates memory for every requested byte, so the file's size is the most.
                 data = file.read(size + 1)
                 if len(data) > size:
                     data += file.read(most + 1 - len(data))
@@ -49,7 +49,7 @@ def read_file(path: Path, most: int) -> bytes:
                 raise ModelFileError(f"{path}: cannot be read ({error.strerror}); check the disk") from error
     if max(size, len(data)) > most:
         raise ModelFileError(
-            f"{path}: {max(size, len(data))} bytes, and at most {most} are read of such a file; check that it is the "
-            "model's own, or take a smaller model"
+            f"{path}: {max(size, len(data))} bytes; at most {most} are read of such a file: check that it belongs to "
+            "the model, or use a smaller model"
         )
     return data

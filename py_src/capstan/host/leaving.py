@@ -15,8 +15,9 @@ __all__ = ["Leaving", "when_dropped"]
 def when_dropped(
     owner: object, host: Host, free: Callable[[], Coroutine[Any, Any, None] | None]
 ) -> weakref.finalize[Any, Any]:
-    """Have `host` begin with what `free` returns, once `owner` is dropped; `free` must not refer to it. With None there
-    is nothing to do, as where it was closed. At the end of the program nothing is done."""
+    """Have `host` begin the coroutine that `free` returns, once `owner` is dropped; `free` must not refer to `owner`.
+    None means that there is nothing to do, because `owner` was closed. At the end of the program nothing is done.
+    """
 
     def dropped() -> None:
         work = free()
@@ -29,13 +30,13 @@ def when_dropped(
 
 
 class Leaving:
-    """Dropped generators of a model that are giving back their decoders, which the next generator takes."""
+    """Dropped generators of a model whose decoders are being released, for the next generator."""
 
     def __init__(self) -> None:
         self._under_way: set[asyncio.Event] = set()
 
     def give_back(self, work: Coroutine[Any, Any, None]) -> Coroutine[Any, Any, None]:
-        """The same work; `settled` waits for it from now on."""
+        """Return the same work, for which `settled` waits from now on."""
         done = asyncio.Event()
         self._under_way.add(done)
 
@@ -49,6 +50,6 @@ class Leaving:
         return noted()
 
     async def settled(self) -> None:
-        """Wait for those under way."""
+        """Wait for the releases under way."""
         for done in tuple(self._under_way):
             await done.wait()

@@ -1,4 +1,4 @@
-"""The phases of a load: when each began and ended, in milliseconds since the load was requested."""
+"""The phases of a load: the start and end of each, in milliseconds since the load was requested."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["LoadTimes", "during_load", "phase"]
 
 
 class LoadTimes:
-    """The phases of one load, in the order in which they ended; they overlap where nothing makes one wait."""
+    """The phases of one load, in the order in which they ended; independent phases overlap."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -21,7 +21,7 @@ class LoadTimes:
 
     @contextmanager
     def of(self, name: str) -> Iterator[None]:
-        """A phase; what comes in several parts lasts from the first to the last."""
+        """Measure a phase; a phase in several parts lasts from the first to the last."""
         begun = self._now() - self._start
         try:
             yield
@@ -36,7 +36,7 @@ current: ContextVar[LoadTimes | None] = ContextVar("capstan load times", default
 
 @contextmanager
 def during_load(now: Callable[[], float]) -> Iterator[LoadTimes]:
-    """Everything inside belongs to one load, tasks that are begun there too."""
+    """Everything inside the block belongs to one load, including tasks that begin there."""
     times = LoadTimes(now)
     token = current.set(times)
     try:
@@ -47,7 +47,7 @@ def during_load(now: Callable[[], float]) -> Iterator[LoadTimes]:
 
 @contextmanager
 def phase(name: str) -> Iterator[None]:
-    """A phase of the load that is under way; outside of a load a trace alone has it."""
+    """Measure a phase of the load under way; outside of a load only a trace records it."""
     times = current.get()
     with span(name, "load"), nullcontext() if times is None else times.of(name):
         yield

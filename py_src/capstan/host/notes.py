@@ -1,7 +1,7 @@
-"""Keeps facts that were found once for later page loads, as small texts in the browser's storage.
+"""Keeps facts for later page loads, as small texts in the browser's storage.
 
-A note has a key, everything that it depends on, and a name, which holds one note at most. A note is returned only for
-the key that it was written with; if anything has changed since, the fact is found again.
+A note has a key (everything on which it depends) and a name, which holds at most one note. A note is returned only for
+the key with which it was written; if anything has changed since, the fact is determined again.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ __all__ = ["Notes", "build", "notes_of_files"]
 
 FOLDER, FOLDER_OF_FILES = "capstan-notes", "capstan-file-notes"
 MOST = 128
-"""Notes that are kept; one more, and all others go."""
+"""The number of notes that are kept; one more removes all others."""
 OLD = re.compile("[0-9a-f]{64}")
-"""The first line of a note of Capstan 0.2.0 and before, which is of another build."""
+"""The first line of a note of Capstan 0.2.0 and before, which belongs to another build."""
 
 
 class Notes:
-    """The notes of this origin. Without storage nothing is noted; where storage fails, that is a step down."""
+    """The notes of this origin. Without storage nothing is noted; a failure of the storage is a step down."""
 
     def __init__(self, backing: Backing | None = None, folder: str = FOLDER) -> None:
         self._backing = backing
         self._folder = folder
 
     async def read(self, name: str, key: str) -> str | None:
-        """The note, None if there is none for this key or it is damaged, which is a step down."""
+        """The note; None if there is none for this key, or if it is damaged, which is a step down."""
         try:
             backing = await self._open()
             text = await backing.read_text(file_name(name)) if backing else None
@@ -50,7 +50,7 @@ class Notes:
             return content
         if OLD.fullmatch(head) is None and head != seal(name, head.partition(" ")[0], content):
             what = f"the note {name!r} of an earlier page load"
-            fall_back(what, "it is damaged", "it is found out again and rewritten")
+            fall_back(what, "it is damaged", "it is determined again and rewritten")
         return None
 
     async def write(self, name: str, key: str, content: str) -> None:
@@ -69,7 +69,7 @@ class Notes:
             self._without(error)
 
     async def has(self, name: str) -> bool:
-        """Whether there is a note of that name, for whatever key."""
+        """Whether there is a note of that name, for any key."""
         try:
             backing = await self._open()
             return backing is not None and file_name(name) in await backing.names()
@@ -78,7 +78,7 @@ class Notes:
             return False
 
     async def forget(self, names: Iterable[str] | None) -> int:
-        """Remove the notes of these names, with None all, and return how many bytes they held. Raises StorageError."""
+        """Remove the notes of these names (None means all), and return their size in bytes. Raises StorageError."""
         backing = await self._open()
         if backing is None:
             return 0
@@ -95,7 +95,7 @@ class Notes:
         return self._backing
 
     def _without(self, error: StorageError) -> None:
-        fall_back("notes for the next page load", str(error), "what was found out is found out again then")
+        fall_back("notes for the next page load", str(error), "it determines these facts again")
 
 
 def notes_of_files() -> Notes:
@@ -112,7 +112,7 @@ def digest(text: str) -> str:
 
 
 def seal(name: str, of_key: str, content: str) -> str:
-    """The first line of a note: the digest of its key, and one of all that it is, none of which may differ."""
+    """The first line of a note: the digest of its key, and a digest of the whole note; both must match."""
     return f"{of_key} {digest(json.dumps([name, of_key]) + content)}"
 
 

@@ -1,4 +1,4 @@
-"""Results that a site has ready-made for files that it knows, in place of computing them at a first visit."""
+"""Results that a site has ready-made for known files, so that a first visit need not compute them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ class ReadyGraphs:
 
 @dataclass(frozen=True)
 class ReadyMade:
-    """The results for a GGUF file and a dtype; they are right for a file whose header has this digest."""
+    """The results for a GGUF file and a dtype; valid for a file whose header has this digest."""
 
     header: int
     """The bytes of the header."""
     sha256: str
     text: str | None
-    """A line about the model, one about its graphs, and the graphs for each device; None if the site's file
-    did not come whole."""
+    """A line about the model, one about its graphs, and the graphs for each device; None if the site's file is
+    incomplete.
+    """

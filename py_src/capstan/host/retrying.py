@@ -1,4 +1,4 @@
-"""How often and after which pauses a request is made again that broke off, stalled, or was refused for the moment."""
+"""The retries, and the pauses between them, of a request that broke off, stalled, or was refused temporarily."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ __all__ = ["LONGEST_WAIT_SECONDS", "TRIES", "pause", "require_stall_timeout", "r
 T = TypeVar("T")
 
 TRIES = 3
-"""How often a request is made before its failure is the load's."""
+"""The number of times that a request is made before its failure fails the load."""
 PAUSE_SECONDS = 0.2
-"""Before the second try; doubled each time, and up to half of it more, so that pages that failed together do not come
-back together."""
+"""The pause before the second try. It is doubled each time, with up to half of it added at random, so that pages that
+failed together do not return together.
+"""
 LONGEST_WAIT_SECONDS = 30.0
-"""A server that asks for a longer pause (Retry-After) has its error told at once."""
+"""If a server requests a longer pause (Retry-After), its error is reported immediately."""
 
 
 async def pause(tried: int, error: BrokenDownloadError | None) -> bool:
-    """Wait before the next try; False if there is to be none. `tried` is the number of tries before."""
+    """Wait before the next try; False if there is none. `tried` is the number of tries so far."""
     asked = error.wait if error is not None and error.wait is not None else 0.0
     if tried >= TRIES or asked > LONGEST_WAIT_SECONDS:
         return False
@@ -34,7 +35,7 @@ async def pause(tried: int, error: BrokenDownloadError | None) -> bool:
 
 
 async def retried(work: Callable[[], Awaitable[T]]) -> T:
-    """The result of a request. Raises ModelFileError with the last failure once there are to be no more tries."""
+    """The result of a request. Raises ModelFileError with the last failure after the last try."""
     tried = 0
     while True:
         try:
@@ -46,8 +47,8 @@ async def retried(work: Callable[[], Awaitable[T]]) -> T:
 
 
 def times(tried: int, error: BrokenDownloadError | None) -> str:
-    """How often something was tried, as messages say it."""
-    asked = f"; the server asks to wait {error.wait:.0f} s" if error is not None and error.wait else ""
+    """The number of tries, in the words of messages."""
+    asked = f"; the server requests a wait of {error.wait:.0f} s" if error is not None and error.wait else ""
     return f"{tried} time{'' if tried == 1 else 's'}{asked}"
 
 

@@ -1,4 +1,4 @@
-"""Spans of time that are kept while a trace is taken (capstan.trace); else noting one costs a look at a variable."""
+"""Spans of time that are kept during a trace (capstan.trace); without a trace noting a span only reads a variable."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 MOST = 100_000
-"""Most spans of a trace: one more is counted as dropped."""
+"""The most spans of a trace; further ones are counted as dropped."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """A part of the time, in milliseconds on the host's clock."""
+    """An interval of time, in milliseconds on the host's clock."""
 
     track: str
     """'load', 'Python', 'submit', 'wait', 'copy' or 'GPU'."""
@@ -33,7 +33,7 @@ class Span:
 
 @dataclass
 class Spans:
-    """The spans of the trace that is taken."""
+    """The spans of the present trace."""
 
     now: Callable[[], float]
     most: int = MOST
@@ -41,7 +41,7 @@ class Spans:
     dropped: int = 0
 
     def add(self, span: Span) -> None:
-        """Keep it, or count it if there are too many."""
+        """Keep a span, or count it if there are too many."""
         if len(self.kept) < self.most:
             self.kept.append(span)
         else:
@@ -50,17 +50,17 @@ class Spans:
 
 @dataclass(frozen=True)
 class HostSpans:
-    """The spans that the host noted besides Python."""
+    """The spans that the host recorded outside of Python."""
 
     spans: list[Span]
     dropped: int
-    """Spans that were too many."""
+    """The number of dropped spans."""
     origin: float
     """The zero of the host's clock, in milliseconds since 1970."""
     no_gpu_times: str
-    """Why there are no times of the GPU; empty if there are some."""
+    """The reason why there are no times of the GPU; empty if there are some."""
     unusable: int = 0
-    """Submits whose times of the GPU made no sense."""
+    """The number of submits whose GPU times were impossible."""
     about: dict[str, Any] = field(default_factory=dict)
     """The device and the versions."""
 
@@ -72,18 +72,16 @@ def begin(now: Callable[[], float]) -> None:
     """Keep spans from now on. Raises OptionError if they are kept already."""
     global _taken
     if _taken is not None:
-        raise OptionError(
-            "a trace is being taken already, and there is one at a time: end it before another one begins"
-        )
+        raise OptionError("a trace is already under way: end it before the next one begins")
     _taken = Spans(now)
 
 
 def end() -> Spans:
-    """The spans that were kept; none is kept any more. Raises OptionError without a trace."""
+    """End the trace; returns its spans. Raises OptionError without a trace."""
     global _taken
     if _taken is None:
         raise OptionError(
-            "no trace is being taken: begin one with `async with capstan.trace()`, `llm.trace.start()` or the option "
+            "no trace is under way: begin one with `async with capstan.trace()`, `llm.trace.start()` or the option "
             "`trace: true` of Capstan.load"
         )
     ended, _taken = _taken, None
@@ -98,7 +96,7 @@ def note(track: str, name: str, begun: float, ended: float) -> None:
 
 @contextmanager
 def span(name: str, track: str = "Python", **given: Any) -> Iterator[None]:
-    """Keep a span from the begin of the block to its end."""
+    """Keep a span from the start of the block to its end."""
     spans = _taken
     if spans is None:
         yield
@@ -111,7 +109,7 @@ def span(name: str, track: str = "Python", **given: Any) -> Iterator[None]:
 
 
 def spanned(name: str) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], Callable[P, Coroutine[Any, Any, T]]]:
-    """Each call of a coroutine function is a span of Python's."""
+    """Make each call of a coroutine function a span of Python."""
 
     def wrap(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
         @wraps(function)

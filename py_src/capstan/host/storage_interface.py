@@ -28,10 +28,10 @@ __all__ = [
 
 
 Progress = Callable[[str, int, int], None]
-"""Called with (what is loaded, bytes done, bytes in all)."""
+"""Called with (name of the loaded thing, bytes done, bytes in all)."""
 
 MOST_GRAPH_BYTES = (2 << 30) - 1
-"""The largest ONNX file: protobuf has no larger ones."""
+"""The largest ONNX file, protobuf's limit."""
 
 
 class BrokenDownloadError(CapstanError):
@@ -44,19 +44,20 @@ class BrokenDownloadError(CapstanError):
 
 @dataclass(frozen=True)
 class SourceIdentity:
-    """A source's description, known before its bytes are read."""
+    """A source's identity, known before its bytes are read."""
 
     name: str
     """Its URL, or 'file:' and the path of a picked file."""
     size: int | None
-    """Bytes; None where the server does not tell."""
+    """Bytes; None if the server does not give the size."""
     validator: str | None
-    """Changes when the bytes do: an ETag, else a Last-Modified, else None; of a picked file its time stamp, of a hub's
-    large file 'sha256' and the digest that the hub lists."""
+    """A text that changes with the bytes: an ETag, else a Last-Modified, else None; for a picked file its time stamp,
+    for a hub's large file 'sha256' and the digest in the hub's list.
+    """
 
     @property
     def key(self) -> str | None:
-        """A name for these very bytes as the source vouches for them; None if it does not."""
+        """A name for exactly these bytes, from the source's validator; None without one."""
         if self.size is None or self.validator is None:
             return None
         return short_hash(f"{self.name}\n{self.validator}\n{self.size}")
@@ -69,7 +70,7 @@ class SourceIdentity:
 
     @property
     def name_key(self) -> str:
-        """A file name for the source, whatever its bytes are at the moment."""
+        """A file name for the source, independent of its present bytes."""
         return short_hash(self.name)
 
     def as_json(self) -> dict[str, Any]:
@@ -84,37 +85,37 @@ class Sink(Protocol):
     """The target of a file's bytes: GPU buffers, or memory."""
 
     async def finish(self) -> None:
-        """All came; wait until it is in its place."""
+        """Called after the last byte; wait until all bytes are in place."""
 
     def close(self) -> None:
-        """End a load that is under way, and free what it passes through."""
+        """End a load that is under way, and free its buffers."""
 
 
 class MemorySink(Sink, Protocol):
     """Part of a file in memory outside of Python's heap."""
 
     def to_bytes(self) -> bytes:
-        """A copy of it."""
+        """A copy of these bytes."""
 
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """A part of a file that is to be loaded, and what is known of it; sizes and offsets in bytes.
+    """A part of a file to load, and the facts about it; sizes and offsets in bytes.
 
-    Shards are loaded that the sink wants, and with a `journal` all others. A stored one comes from the open file, any
+    Shards that the sink wants are loaded, and with a `journal` all others. A stored shard comes from the open file, any
     other from the source.
     """
 
     start: int
-    """The start of a shard, unless there are no digests."""
+    """The start of the part; with digests the start of a shard."""
     end: int
-    """The end of the part; a file of unknown size is read on to the end of a shard."""
+    """The end of the part; a file of unknown size is read to the end of a shard."""
     size: int | None
-    """That of the file."""
+    """The size of the file."""
     shard: int
     """Bytes of a shard; the last one may have fewer."""
     digests: Sequence[str | None]
-    """The SHA-256 of each shard, as far as it is known."""
+    """The SHA-256 of each shard, if known."""
     vouched: bool
     """Whether shards from the source must have these digests."""
     stored: Sequence[int]
@@ -126,9 +127,9 @@ class LoadPlan:
     writes: bool = False
     """Whether shards from the source are written to the open file."""
     journal: str | None = None
-    """The text that gains a line [shard, digest] for each shard of a download that is being stored."""
+    """The name of the text that gains a line [shard, digest] for each shard of a download that is being stored."""
     alone: bool = False
-    """Whether each shard is fetched by a request of its own, past every cache."""
+    """Whether each shard is fetched by a separate request that bypasses every cache."""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self) | {"stored": list(self.stored)}
@@ -136,21 +137,22 @@ class LoadPlan:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How far the loading of a part came."""
+    """The progress of the loading of a part."""
 
     at: int
-    """The sink has what it wants of the bytes before. With a problem of 'write' that includes the shard that met it."""
+    """The sink has its bytes up to this offset. After a 'write' problem this includes the shard that met it."""
     kept: Sequence[tuple[int, str]]
     """The shards that were written, with their digests."""
     unsound: Sequence[int]
-    """Stored shards that were not what their digests say."""
+    """Stored shards that differ from their digests."""
     problem: str | None
-    """The reason to stop before the end: 'read' or 'write' where the open file or its journal failed, 'source' where a
-    download broke off, 'digest' where the source's bytes have another digest."""
+    """The reason for stopping early: 'read' or 'write' if the open file or its journal failed, 'source' if a download
+    broke off, 'digest' if the source's bytes have another digest.
+    """
     message: str = ""
     """The failure, or the digest that was found."""
     wait: float | None = None
-    """The seconds that the server asks to be left alone."""
+    """The pause in seconds that the server requests."""
 
 
 class Source(Protocol):
@@ -166,9 +168,10 @@ class Source(Protocol):
         told: Callable[[int], None],
         hashed: Callable[[int, bytes], None] | None,
     ) -> Outcome:
-        """Take a part of the file from the open one or the source to the sink, the parts in ascending order
-        (web/src/worker/storage/weight_load.ts). `told` hears the offset that is reached, `hashed` gets the start and
-        the bytes of each shard. Raises WeightsChangedError, ModelFileError, and the sink's errors."""
+        """Load a part of the file from the open file or the source into the sink, in ascending order
+        (web/src/worker/storage/weight_load.ts). Calls `told` with the offset that was reached, and `hashed` with the
+        start and the bytes of each shard. Raises WeightsChangedError, ModelFileError, and the sink's errors.
+        """
 
     def memory(self, start: int, length: int) -> MemorySink: ...
 
@@ -180,7 +183,7 @@ class DataFile(Protocol):
     """A stored file, open."""
 
     exclusive: bool
-    """Nobody else can write it while it is open."""
+    """No other page can write it while it is open."""
 
     async def sha256(self, start: int, length: int) -> str | None:
         """The SHA-256 of a part, as hex; None if the file is shorter. Raises StorageError."""
@@ -197,37 +200,38 @@ class Backing(Protocol):
     async def names(self) -> list[str]: ...
     async def read_text(self, name: str) -> str | None: ...
     async def write_text(self, name: str, text: str) -> None:
-        """Whole or not at all."""
+        """Write a whole text, or nothing."""
 
     async def remove(self, name: str) -> None:
-        """No error if there is none; StorageError if another tab has it open."""
+        """Remove a file; no error if there is none, StorageError if another tab has it open."""
 
     async def open(self, name: str, size: int, shard_size: int, write: bool) -> DataFile:
-        """`write` makes the file if it is not there, and locks it; else it must have `size` bytes."""
+        """Open a file. With `write` it is made if it does not exist, and locked; without, it must have `size` bytes."""
 
     async def free_bytes(self) -> int | None:
         """The bytes that the browser still lets this origin store."""
 
 
 class WeightData(Protocol):
-    """A data file of a model: from the store as far as it is there, else from its source
-    (capstan.weights.weight_file.WeightFile)."""
+    """A data file of a model: stored bytes from the store, others from its source
+    (capstan.weights.weight_file.WeightFile).
+    """
 
     @property
     def content(self) -> str | None:
-        """A name of these bytes, for sharing; None if nothing confirms them."""
+        """A name of these bytes, for sharing; None if no digest confirms them."""
 
     @property
     def key(self) -> str | None:
-        """A name of these bytes as their source tells them, which stays when they are stored; None if it does not."""
+        """The key of the source's identity, which does not change when the file is stored; None without one."""
 
     @property
     def address(self) -> str:
-        """The address of their source, by which they are stored."""
+        """The address of the source, under which the bytes are stored."""
 
     @property
     def size(self) -> int | None:
-        """The file's bytes, None if that is not told."""
+        """The file's size in bytes; None if unknown."""
 
     def require(self, end: int) -> None:
         """Raise ModelFileError if the file is known to be shorter."""
@@ -236,11 +240,12 @@ class WeightData(Protocol):
         """A few bytes, without loading the rest."""
 
     async def load(self, sink: Sink, end: int, progress: Callable[[int, int], None]) -> None:
-        """Give the sink the parts of the file that it wants, and store the file; the model needs its first `end`
-        bytes."""
+        """Give the sink the parts of the file that it wants, and store the file; the model needs the first `end`
+        bytes.
+        """
 
     async def note_upload(self, owner: str, requests: Sequence[Any], pieces: Sequence[Sequence[object]]) -> None:
-        """Let the next page begin with the upload while Python starts."""
+        """Let the next page begin the upload while Python starts."""
 
     def close(self) -> None: ...
 
@@ -250,8 +255,8 @@ class ExternalData:
     """The data files of a model, opened when they are needed."""
 
     folder: str
-    """Their folder's address, as the ledger and messages have it."""
+    """Their folder's address in the ledger and in messages."""
     ends: Mapping[str, int]
-    """How many bytes the model needs of each, by location."""
+    """The number of bytes that the model needs of each, by location."""
     open: Callable[[str], Awaitable[WeightData]]
-    """Opens one by its location. Raises ModelFileError."""
+    """Opens a data file by its location. Raises ModelFileError."""

@@ -1,7 +1,7 @@
 """Traces: the times of load, Python, submits, waits, copies and the GPU in one file, which opens in Perfetto.
 
 The format is Chrome's (JSON Object Format): complete events in microseconds on one clock, and the names of the tracks.
-Spans that overlap without one holding the other, such as the waits for queued bursts, are on lanes of their own.
+Spans that overlap without containing each other, such as the waits for queued bursts, are on separate lanes.
 """
 
 from __future__ import annotations
@@ -27,22 +27,24 @@ PROCESS = 1
 
 
 class TraceFile:
-    """The file of a trace: tried before the work begins, then written whole or not at all."""
+    """The file of a trace: tested before the work begins, then written as a whole or not at all."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Raises OptionError if the file cannot be written."""
         self.path = Path(path)
         with self._writing():
-            # A link stays one, and leads to the trace.
+            # A link stays a link to the trace.
             self.path = self.path.resolve()
             self._part = self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
             if self.path.exists() and not self.path.is_file():
-                raise OptionError(f"the trace cannot be written to {path}, which is no file: give the path of a file")
+                raise OptionError(
+                    f"the trace cannot be written to {path}, which is not a file: give the path of a file"
+                )
             self._part.touch()
             self._part.unlink()
 
     def write(self, content: dict[str, Any]) -> None:
-        """Write it. Raises OptionError; what was there is left then."""
+        """Write the trace. Raises OptionError, and then leaves an existing file unchanged."""
         with self._writing():
             try:
                 self._part.write_text(json.dumps(content), encoding="utf-8")
@@ -57,30 +59,31 @@ class TraceFile:
             yield
         except OSError as error:
             raise OptionError(
-                f"the trace cannot be written to {self.path} ({error.strerror}): give a path in a folder that exists, "
-                "may be written and has room"
+                f"the trace cannot be written to {self.path} ({error.strerror}): give a path in an existing, writable "
+                "folder with room"
             ) from error
 
 
 class Trace:
-    """A trace that was taken, or is being taken."""
+    """A trace, finished or under way."""
 
     _content: dict[str, Any] | None = None
 
     @property
     def content(self) -> dict[str, Any]:
-        """The trace as JSON has it. Raises OptionError while it is being taken."""
+        """The trace in the form for JSON. Raises OptionError while it is under way."""
         if self._content is None:
-            raise OptionError("the trace is being taken: read it after the block of `async with capstan.trace()`")
+            raise OptionError("the trace is under way: read it after the block of `async with capstan.trace()`")
         return self._content
 
 
 @asynccontextmanager
 async def trace(path: str | os.PathLike[str] | None = None) -> AsyncIterator[Trace]:
-    """Trace what happens in the block, loads included; with `path` the trace is written there at its end, also if the
+    """Trace the work in the block, including loads; with `path` the trace is written there at the end, even if the
     block raises.
 
-    One trace is taken at a time, of all models. Raises OptionError if one is, or if the file cannot be written.
+    There is one trace at a time, of all models. Raises OptionError if one is under way, or if the file cannot be
+    written.
     """
     file = None if path is None else TraceFile(path)
     taken = Trace()
@@ -94,14 +97,14 @@ async def trace(path: str | os.PathLike[str] | None = None) -> AsyncIterator[Tra
 
 
 def begin_trace() -> None:
-    """Take a trace from now on. Raises OptionError if one is being taken."""
+    """Begin a trace. Raises OptionError if one is under way."""
     host = current_host()
     spans.begin(host.now)
     host.begin_trace()
 
 
 async def end_trace() -> dict[str, Any]:
-    """The trace as JSON has it. Raises OptionError if none is being taken."""
+    """End the trace; returns it in the form for JSON. Raises OptionError if none is under way."""
     ended = spans.end()
     return chrome_trace(ended, await current_host().end_trace())
 
@@ -146,12 +149,12 @@ class Slice:
 
 
 class Lane:
-    """Slices in the order of their beginnings that hold one another or have no time in common."""
+    """Slices in the order of their starts, each pair nested or disjoint."""
 
     def __init__(self) -> None:
         self.slices: list[Slice] = []
         self._ends: list[int] = []
-        """The ends of the slices that hold the last one, and its own."""
+        """The ends of the slices that contain the last one, and its own."""
 
     def takes(self, later: Slice) -> bool:
         """Whether a slice that does not begin earlier fits after the last one or into it."""
@@ -165,7 +168,7 @@ class Lane:
 
 
 def lanes(slices: Iterable[Slice]) -> list[list[Slice]]:
-    """The slices of a track by lane: each is on the first one that takes it."""
+    """The slices of a track by lane: each is on the first lane that takes it."""
     found: list[Lane] = []
     for each in sorted(slices, key=lambda each: (each.begin, -each.end)):
         lane = next((lane for lane in found if lane.takes(each)), None)
@@ -176,12 +179,12 @@ def lanes(slices: Iterable[Slice]) -> list[list[Slice]]:
 
 
 def metadata(name: str, tid: int, /, **args: Any) -> dict[str, Any]:
-    """An event that names a track or says where it is shown."""
+    """An event that names or orders a track."""
     return {"name": name, "ph": "M", "pid": PROCESS, "tid": tid, "args": args}
 
 
 def capstan_version() -> str | None:
-    """The version of the installed package; None where its sources are run."""
+    """The version of the installed package; None for sources that are not installed."""
     try:
         return version("capstan-webgpu")
     except PackageNotFoundError:

@@ -1,1 +1,1 @@
-"""Loads a model from its folder: finds it, opens it, tells whether it fits."""
+"""Loads a model from its folder: finds it, opens it, checks whether it fits."""

@@ -30,7 +30,7 @@ GENAI_CONFIG = "genai_config.json"
 
 
 def no_progress(what: str, done: int, total: int) -> None:
-    """Progress without a listener."""
+    """A progress callback that does nothing."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class Place:
 
 
 async def place_of(host: Host, path: Any, keep: bool) -> Place:
-    """The place that a caller named: a path that ends in .gguf is a file's, and an address whose path does; others are
-    folders'.
+    """The place that a caller named: a path, or an address with a path, that ends in .gguf is a file; others are
+    folders.
 
     Raises OptionError.
     """
@@ -78,10 +78,10 @@ async def find_model(
     overlay: Mapping[str, Any] | None = None,
     hears: bool | None = None,
 ) -> FoundModel:
-    """The model at a place. `dtype` names one of several that a repository has, or the activations' type over a GGUF
-    file; None takes what suits the device. With `keep` a file that holds graph and weights is stored, if this host
-    stores files. `overlay` is laid over genai_config.json; see `laid_over`. `hears` asks for a model of speech, or
-    for none.
+    """The model at a place. `dtype` names one of several dtypes of a repository, or the activations' type over a GGUF
+    file; None takes the one that suits the device. With `keep` a file that holds graph and weights is stored, if this
+    host stores files. `overlay` is laid over genai_config.json; see `laid_over`. `hears` requires a speech model, or
+    excludes one.
 
     Raises ConfigError, ModelFileError, OptionError, UnsupportedModelError.
     """
@@ -115,9 +115,9 @@ async def find_model(
                 chosen = await choose_dtype(host, folder, device, wanted)
                 found = await find_in_repository(host, folder, config, chosen, keep, progress)
             return replace(found, config=overlaid(found.config, overlay or {}))
-        data = await host.read(folder, GENAI_CONFIG)  # which says why it cannot be read
+        data = await host.read(folder, GENAI_CONFIG)  # which raises the reason why it cannot be read
     if wanted is not None:
-        raise OptionError(f"dtype is {dtype!r}, but {folder}{GENAI_CONFIG} names the one graph there is; leave it out")
+        raise OptionError(f"dtype is {dtype!r}, but {folder}{GENAI_CONFIG} names the only graph; leave it out")
     text: str | bytes = data
     if overlay:
         try:
@@ -130,10 +130,10 @@ async def find_model(
 
 
 def require_kind(wanted: bool | None, hears: bool, place: str, what: str) -> None:
-    """Raise UnsupportedModelError for a model of text where one of speech is wanted, and the other way round."""
+    """Raise UnsupportedModelError for a text model if a speech model is required, and vice versa."""
     if wanted and not hears:
         raise UnsupportedModelError(
-            f"{place} is {what}, which takes text only and hears nothing; load a Whisper folder, or a repository of "
+            f"{place} is {what}, which takes only text and hears nothing; load a Whisper folder, or a repository of "
             "Whisper or Moonshine"
         )
     if wanted is False and hears:
@@ -144,7 +144,7 @@ def require_kind(wanted: bool | None, hears: bool, place: str, what: str) -> Non
 
 
 def with_caches(config: GenaiConfig, options: CacheOptions) -> GenaiConfig:
-    """The configuration with key/value caches of the type that a caller says, its own unless that is given."""
+    """The configuration with the caller's type of key/value caches, if given."""
     kind = options.get("kv_cache_dtype")
     if kind is None:
         return config
@@ -152,8 +152,9 @@ def with_caches(config: GenaiConfig, options: CacheOptions) -> GenaiConfig:
 
 
 def laid_over(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Objects are joined field by field, every other value is replaced; but providers' options are added to those that
-    are there, as in onnxruntime-genai, and of an option that is there twice the last one counts."""
+    """Lay one JSON value over another: objects are merged field by field, every other value is replaced. Providers'
+    options are added to the existing ones, as in onnxruntime-genai; of an option that occurs twice the last one counts.
+    """
     found = dict(base)
     for name, value in changes.items():
         old = found.get(name)
@@ -167,15 +168,16 @@ def laid_over(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 
 
 def overlaid(config: GenaiConfig, overlay: Mapping[str, Any]) -> GenaiConfig:
-    """The configuration of a repository or a GGUF file, of which `search` and the decoder's session options can be
-    changed."""
+    """The configuration of a repository or a GGUF file with an overlay, which may change `search` and the decoder's
+    session options.
+    """
     others = [name for name in overlay if name not in ("search", "model")]
     model = dict(overlay.get("model", {}))
     decoder = dict(model.pop("decoder", {}))
     session_options = decoder.pop("session_options", None)
     if others or model or decoder:
         names = ", ".join([*others, *model, *decoder])
-        raise ConfigError(f"overlay: {names}: there is no genai_config.json; only the search can be changed")
+        raise ConfigError(f"overlay: {names}: there is no genai_config.json; change only the search")
     if session_options is not None:
         config = with_session_options(config, "overlay", session_options)
     return replace(config, search={**config.search, **overlay.get("search", {})})
@@ -211,8 +213,9 @@ async def find_seeing(host: Host, folder: str, config: bytes, dtype: str, keep: 
 async def choose_dtype(
     host: Host, folder: str, device: str, dtype: str | None, graphs: Sequence[str] = ("model",)
 ) -> str:
-    """The requested dtype, or the first that suits the device, of which all graphs are there. Raises ModelFileError if
-    it is not there."""
+    """The requested dtype, or the best one for the device of which all graphs exist. Raises ModelFileError if there is
+    none.
+    """
     names = await host.listing(folder)
 
     async def is_there(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""A model that was found, and the note that keeps it for later pages."""
+"""A found model, and the note that keeps it for later pages."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ __all__ = ["FoundModel", "as_note", "from_note", "key_of", "named"]
 
 @dataclass(frozen=True)
 class FoundModel:
-    """A model: what it is, and those of its graphs that had to be read to know it."""
+    """A model: its configuration and facts, and the graphs that had to be read for these."""
 
     config: GenaiConfig
     graphs: Mapping[str, bytes] = field(default_factory=dict)
     """By name, as in `config.graph_files`."""
     tokenizer: Mapping[str, str] | None = None
-    """The tokenizer's files, where they are not files of the folder."""
+    """The tokenizer's files, if they are not files of the folder."""
     ready: ReadyGraphs | None = None
-    """Each device's graphs, where the site has them ready-made."""
+    """Each device's graphs, if the site has them ready-made."""
 
 
 def named(found: FoundModel, name: str) -> FoundModel:
-    """The model with this name in messages; the note of a model that was ready-made has the site's."""
+    """The model with this name in messages; the note of a ready-made model has the site's name."""
     return replace(found, config=replace(found.config, name=name))
 
 
 def key_of(files: Mapping[str, WeightData], dtype: str) -> str | None:
-    """The key of the note of a model in these files; None if one of them may change unseen."""
+    """The key of the note of a model in these files; None if one of them may change unnoticed."""
     keys = [files[name].key for name in sorted(files)]
     return None if None in keys else json.dumps([build(), keys, dtype])
 

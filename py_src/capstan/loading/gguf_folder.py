@@ -1,4 +1,4 @@
-"""Finds the model that GGUF files are: its graph is written from their headers."""
+"""Finds the model in GGUF files; its graph is written from their headers."""
 
 from __future__ import annotations
 
@@ -29,21 +29,22 @@ ELEMENTS = {"fp16": "float16", "fp32": "float32"}
 
 
 def gguf_of(folder: str, sizes: Mapping[str, int | None]) -> str | None:
-    """The name of the model's GGUF file among a folder's files, by their names; None if there is none, or a graph.
-    Raises ModelFileError for several models."""
+    """The name of the model's GGUF file among a folder's files; None if there is none, or if there is a graph. Raises
+    ModelFileError for several models.
+    """
     models = gguf_models(sizes)
     if not models or any(name.endswith(".onnx") for name in sizes):
         return None
     if len(models) > 1:
         raise ModelFileError(
-            f"{folder} has {len(models)} models; name one, as OWNER/NAME:FILE.gguf of a hub, by its address, or pick "
-            f"it alone: {listed(sizes)}"
+            f"{folder} has {len(models)} models; name one as OWNER/NAME:FILE.gguf of a hub, by its address, or pick "
+            f"only its file: {listed(sizes)}"
         )
     return next(iter(models))
 
 
 def gguf_models(sizes: Mapping[str, int | None]) -> dict[str, int | None]:
-    """The sizes of the models among a folder's files, by their first file, None where one is not known."""
+    """The sizes of the models among a folder's files, by their first file; None if unknown."""
     models: dict[str, int | None] = {}
     for name, size in sorted(sizes.items()):
         if is_gguf(name):
@@ -60,17 +61,18 @@ def listed(sizes: Mapping[str, int | None]) -> str:
 
 
 async def find_gguf(host: Host, folder: str, name: str, device: str, dtype: str | None, keep: bool) -> FoundModel:
-    """The model that a GGUF file is, or that it is a shard of: its graph is written here, and names parts of the files
-    as weights. It is noted for later pages: a vocabulary takes one about a second. The site may have it ready-made."""
+    """The model of a GGUF file or of its shards. Its graph is written here, and names parts of the files as weights.
+    The model is noted for later pages, since a vocabulary takes about a second. The site may have it ready-made.
+    """
     if dtype is None:
         dtype = "fp16" if (await host.dtypes(device))[0].endswith("f16") else "fp32"
     if dtype not in ELEMENTS:
-        raise OptionError(f"dtype is {dtype!r}, but over the weights of {name} there are {' and '.join(ELEMENTS)}")
+        raise OptionError(f"dtype is {dtype!r}; over the weights of {name} it must be one of {' and '.join(ELEMENTS)}")
     names = shard_names(name)
     files = {name: await open_shard(host, folder, name, names, keep)}
     try:
         notes, about = notes_of_files() if keep else None, first_shard(files[name].address)
-        # The other shards are requested before a header is read only where they were there at an earlier load.
+        # The other shards are requested before a header is read only if an earlier load found them.
         if notes is not None and await notes.has(about):
             await open_others(host, folder, names, files, keep)
             key = key_of(files, dtype)
@@ -91,16 +93,15 @@ async def find_gguf(host: Host, folder: str, name: str, device: str, dtype: str 
 async def ready_made(
     host: Host, folder: str, names: Sequence[str], data: WeightData, dtype: str
 ) -> tuple[FoundModel, str] | None:
-    """The model as the site has it ready-made, with the text of its note; None for a file that the site does not
-    know."""
+    """The site's ready-made model, with the text of its note; None for a file that the site does not know."""
     known = await host.ready_made(names[0], data.size, dtype) if data.size is not None and len(names) == 1 else None
     if known is None:
         return None
     if hashlib.sha256(await data.read(0, known.header)).hexdigest() != known.sha256:
         return None
     if known.text is None:
-        what = f"the graph of {names[0]} that the site has ready-made"
-        fall_back(what, "its file did not come whole", "the graph is written here, which takes longer")
+        what = f"the site's ready-made graph of {names[0]}"
+        fall_back(what, "its file is incomplete", "the graph is written here, which takes longer")
         return None
     model, *graphs = known.text.split("\n")
     return replace(from_note(model), ready=ReadyGraphs(*graphs)), model
@@ -116,8 +117,8 @@ async def derived_with_note(
 async def derived(
     host: Host, folder: str, name: str, names: Sequence[str], files: dict[str, WeightData], dtype: str, keep: bool
 ) -> FoundModel:
-    """The model of the files with these names, of which the one named `name` is open; the others are then, too."""
-    # The others are requested once the named one has said that there are so many.
+    """The model of the files with these names. The file `name` is already open; the others are opened here."""
+    # The other shards are requested after the named one has given their number.
     headers = {name: await read_shard(files[name], folder, name, names)}
     await open_others(host, folder, names, files, keep)
     others = [each for each in names if each != name]
@@ -153,7 +154,7 @@ async def open_shard(host: Host, folder: str, name: str, names: Sequence[str], k
     except ModelFileError as error:
         if len(names) == 1:
             raise
-        which = f"it is shard {names.index(name) + 1} of {len(names)}, and all of them must be in one folder"
+        which = f"it is shard {names.index(name) + 1} of {len(names)}; put all shards into one folder"
         raise ModelFileError(f"{error}; {which}") from error
 
 
@@ -171,7 +172,7 @@ async def read_shard(data: WeightData, folder: str, name: str, names: Sequence[s
     from ..graph.gguf.rotary import MOST_BYTES, SMALL_TENSORS  # noqa: PLC0415  (protobuf is for GGUF files only)
 
     if data.size is None:
-        raise ModelFileError(f"{folder}{name}: the server does not tell its size; serve it with a Content-Length")
+        raise ModelFileError(f"{folder}{name}: the server does not give its size; serve it with a Content-Length")
     file = await read_header(data.read, data.size, folder + name)
     require_shard(file, names.index(name), len(names))
     small = [file.tensors[name] for name in SMALL_TENSORS if name in file.tensors]

@@ -1,11 +1,11 @@
-"""The table of a model's options: each is one row here, and is read where it does something.
+"""The table of a model's options: one row for each.
 
-From a row come the parameter of Python's functions with its check, the field of a page's requests with its check, the
-option of the JavaScript API with its check (buildtools/wire.py), and the option of the command line. A class says who
-takes its rows; Model.load takes all. A row is a type, and `Annotated` with a Row where there is more to say than that.
+A row generates the parameter of Python's functions, the field of a page's requests and the option of the JavaScript API
+(buildtools/wire.py), each with its check, and the option of the command line. A class determines which callers accept
+its rows; Model.load accepts all. A row is a type, `Annotated` with a Row if there are further facts.
 """
 
-# Annotations are values here, not text: `rows` and `read_request` look at them.
+# Annotations are values here, not text: `rows` and `read_request` read them.
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -38,21 +38,21 @@ class Row:
     """The facts about an option besides its type."""
 
     choices: tuple[str, ...] = ()
-    """The texts that it may be; empty for any."""
+    """The allowed texts; empty for any."""
     least: int | None = None
-    """The least number that it may be; None for any."""
+    """The smallest number; None for any."""
     most: int | None = None
     default: Any = None
-    """The value of an option that is left out; None leaves it to the code that reads it."""
+    """The value of an option that is left out; None leaves the default to the code that reads it."""
     help: str = ""
-    """The command line's words for it; without them it is no option of the table there."""
+    """The command line's help text; without it the command line does not have the option."""
     metavar: str = "N"
-    """The command line's word for a number."""
+    """The command line's placeholder for a number."""
     host: bool = False
-    """Whether Python takes more texts than a page, which the host checks."""
+    """Whether Python accepts more texts than a page; the host checks these."""
 
     def refusal(self, name: str, value: Any) -> str | None:
-        """The message about a value that the option cannot have, by the name that it has there; None for others."""
+        """The message about an invalid value, with the option's name at the caller; None for a valid one."""
         if self.choices and value not in self.choices:
             told = ", ".join(map(repr, self.choices)) + (", or None" if self.default is None else "")
             return f"{name} is {value!r}; it must be one of {told}"
@@ -76,14 +76,14 @@ class DeviceOptions(TypedDict, total=False):
             host=True,
         ),
     ]
-    """By default "auto": WebGPU on a hardware adapter, else the CPU ("wasm")."""
+    """The default is "auto": WebGPU on a hardware adapter, else the CPU ("wasm")."""
 
 
 class GraphOptions(TypedDict, total=False):
     """The graph of a model."""
 
     dtype: str | None
-    """Which graph of a repository: "q4f16", "q4", "fp16" ...; by default one that suits the device."""
+    """The graph of a repository: "q4f16", "q4", "fp16" ...; by default one that suits the device."""
 
 
 class CacheOptions(GraphOptions, total=False):
@@ -97,7 +97,8 @@ class CacheOptions(GraphOptions, total=False):
         ),
     ]
     """The type of the key/value caches on WebGPU: "int8" and "int4" take a half and a quarter of float16's memory, and
-    answers may differ; by default as the model's configuration says (kvCacheQuantizationBits), else the graph's."""
+    answers may differ. The default is that of the model's configuration (kvCacheQuantizationBits), else the graph's.
+    """
 
 
 class StoreOptions(TypedDict, total=False):
@@ -106,7 +107,7 @@ class StoreOptions(TypedDict, total=False):
     disable_file_mapped_weights: Annotated[
         bool, Row(default=False, help="keep no weights in the browser's storage, and take none from there")
     ]
-    """Keep no weights in the browser's storage, and take none from there: each load fetches them."""
+    """Keep no weights in the browser's storage and read none from it: each load fetches them."""
 
 
 class FitOptions(DeviceOptions, CacheOptions, total=False):
@@ -123,51 +124,62 @@ class FleetOptions(FitOptions, total=False):
     capture: Annotated[
         str | None, Row(choices=("tape", "ort", "off"), help="default: what the model's configuration says, else tape")
     ]
-    """How decode steps run on WebGPU; by default as the model's configuration says (enableGraphCapture), else
-    "tape"."""
+    """How decode steps run on WebGPU. The default is that of the model's configuration (enableGraphCapture), else
+    "tape".
+    """
 
 
 class PageOptions(FleetOptions, StoreOptions, total=False):
     """The options of the JavaScript API."""
 
     prefix_cache: Annotated[int, Row(default=0)]
-    """Bytes of the device that may hold what conversations began with, for others that begin so; by default none."""
+    """Bytes of device memory for the beginnings of conversations, for later ones that begin in the same way; by default
+    none.
+    """
 
 
 class RequestOptions(PageOptions, total=False):
     """The options of a page's requests."""
 
     stall_timeout: float | None
-    """Seconds without a byte after which a request for a file is aborted and tried again; by default as before, 30
-    at first."""
+    """Seconds without a byte after which a request for a file is aborted and tried again; by default unchanged,
+    initially 30.
+    """
 
 
 class LoadOptions(RequestOptions, total=False):
     """All options."""
 
     passes: Collection[str] | None
-    """The passes over the recorded step, out of `capstan.tape.PASSES`; None takes all that pay on the adapter."""
+    """The passes over the recorded step, from `capstan.tape.PASSES`; None takes all that pay on the adapter."""
     progress: Progress | None
-    """Called as `progress(what, done, total)` with bytes: first with 'weights', 0 and how many they are in all, before
-    any is read, then for each file."""
+    """Called as `progress(what, done, total)` with bytes: first with 'weights', 0 and their total, before any is read,
+    then for each file.
+    """
     overlay: Mapping[str, Any] | None
-    """Laid over genai_config.json: objects field by field, options of providers beside those that are there, every
-    other value in its place; of a repository only `search` and the decoder's session options."""
+    """JSON that is laid over genai_config.json: objects field by field, options of providers added to the existing
+    ones, every other value replaced; for a repository only `search` and the decoder's session options.
+    """
     graphs: Mapping[str, bytes] | None
-    """The graph's file from memory, by the name that the configuration has for it."""
+    """The graph's file from memory, by its name in the configuration."""
     prefill_ms: float | None
-    """Milliseconds that one run of a prompt may take on WebGPU: runs that are measured to take longer become shorter,
-    and longer again where they are well below it; 250 unless given, `math.inf` for runs as long as memory allows.
-    Software adapters always run 64 tokens."""
+    """The most milliseconds of one run of a prompt on WebGPU: runs that take longer become shorter, and longer again if
+    they take much less; 250 by default, `math.inf` for runs as long as memory allows. Software adapters always run 64
+    tokens.
+    """
     max_length: int | None
-    """Tokens that the longest sequence will have, the context's length if that is less: if its caches do not fit the
-    device, that is OutOfMemoryError before any weight is read, which says how many tokens fit and with which caches
-    more. None asks for the shortest sequence."""
+    """The number of tokens of the longest sequence, at most the context's length. If its caches do not fit the device,
+    the load raises OutOfMemoryError before any weight is read, with the number of tokens that fit, and the cache types
+    with which more fit. None requires only the shortest sequence to fit.
+    """
     hears: bool | None
-    """Whether it has to be a model of speech, or must not be: the others are refused before any weight is read."""
+    """Whether the model must be a speech model (True) or must not be one; others are refused before any weight is
+    read.
+    """
     on_found: Callable[[ModelFacts], object] | None
-    """Called once the small files were read, before any weight is, with what the model is: its name, parameters, bytes
-    and licence."""
+    """Called after the small files are read, before any weight, with facts about the model: its name, parameters, bytes
+    and licence.
+    """
 
 
 @cache
@@ -178,7 +190,7 @@ def rows(table: Any) -> dict[str, Row]:
 
 
 def taken(table: type[Table], given: Mapping[str, Any]) -> Table:
-    """The options that a class has, as they are given or by default."""
+    """The options of a class, with given or default values."""
     found = {
         name: row.default if given.get(name) is None else given[name] for name, row in rows(cast(Any, table)).items()
     }

@@ -45,9 +45,9 @@ __all__ = [
 
 CONFIGURED = "configured"
 PROVIDERS_OF_OTHERS = ("cuda", "dml", "nvtensorrtrtx", "openvino", "qnn", "rocm", "ryzenai", "tensorrt", "vitisai")
-"""Providers that the native package knows and a page lacks."""
+"""Providers of the native package that a page lacks."""
 MakeTokenizer = Callable[[Callable[[str, str], Any], Mapping[str, str]], Any]
-"""Makes a tokenizer, given the host's function that makes its backend, of the texts of a folder's files."""
+"""Makes a tokenizer from the host's function for its backend and the texts of a folder's files."""
 CHAT_TEMPLATE = "chat_template.json"
 """The file of processors before transformers 4.49 for the chat template of a model that sees."""
 TEMPLATE_FILE = "chat_template.jinja"
@@ -67,7 +67,9 @@ def search_options(config: GenaiConfig) -> SearchOptions:
 
 
 def told_facts(facts: ModelFacts, search: SearchOptions) -> dict[str, Any]:
-    """A model's facts as pages have them (ModelFacts in web/src/wire/protocol.ts); `search` is what its files say."""
+    """A model's facts in the form for pages (ModelFacts in web/src/wire/protocol.ts); `search` are the options of its
+    files.
+    """
     told = {name: getattr(facts, name) for name in ("name", "parameters", "bytes", "licence")}
     return {**told, "title": str(facts), "search": search.replace(**facts.search).picking()}
 
@@ -81,24 +83,24 @@ class Opened:
     facts: ModelFacts
     loaded: DeviceModel
     files: dict[str, str]
-    """The tokenizer's, by name."""
+    """The tokenizer's files, by name."""
     times: dict[str, tuple[float, float]]
     again: Callable[[str], Awaitable[DeviceModel]]
-    """Opens it once more, on a device of that name."""
+    """Opens the model again, on a device of that name."""
     read_graph: Callable[[str], Awaitable[bytes]]
-    """The file of the graph of a name, as it was opened."""
+    """The file of each graph by name, in the opened form."""
     tokenizer: Any
-    """The tokenizer, if it was made beside the load of the weights; else None."""
+    """The tokenizer, if it was made during the load of the weights; else None."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """The arguments of Model that say which model to open, and how."""
+    """The arguments of Model that choose the model and the way of opening it."""
 
     path: Any
     options: LoadOptions
     tape: TapeOptions = field(default_factory=TapeOptions)
-    """The tape options; the caller's `capture` replaces the one in here."""
+    """The tape options; the caller's `capture` replaces the one in these."""
 
     @property
     def keeps_weights(self) -> bool:
@@ -106,7 +108,7 @@ class Source:
         return not self.options.get("disable_file_mapped_weights")
 
     def tape_options(self, config: GenaiConfig) -> TapeOptions:
-        """How decode steps are to run: as the caller says, else as the configuration does, else from a tape."""
+        """The way to run decode steps: the caller's, or the configuration's, or from a tape."""
         configured = config.decoder.capture
         capture = self.options.get("capture")
         if capture is not None or configured is None:
@@ -114,14 +116,14 @@ class Source:
         return replace(self.tape, capture="tape" if configured.on else "off", configured=configured.where)
 
     def device_for(self, config: GenaiConfig | None = None) -> str:
-        """The device to open; before the configuration is known, 'auto' stands for the one that it says."""
+        """The device to open; before the configuration is known, 'auto' stands for its device."""
         device = self.options.get("device", "auto")
         if device != CONFIGURED:
             return device
         return "auto" if config is None else configured_device(config)
 
     def config_of(self, found: FoundModel) -> GenaiConfig:
-        """The model's configuration with what the caller says about caches. Raises OptionError."""
+        """The model's configuration with the caller's options for caches. Raises OptionError."""
         return with_room(with_caches(found.config, self.options), self.options.get("max_length"))
 
 
@@ -146,8 +148,9 @@ def set_stall_timeout(host: Host, seconds: float | None) -> None:
 
 
 async def open_model(host: DeviceHost, source: Source, make_tokenizer: MakeTokenizer) -> Opened:
-    """Read the folder's small files, check them, tell `on_found` what the model is, then load the graph and the
-    weights."""
+    """Read the folder's small files, check them, call `on_found` with the facts about the model, then load the graph
+    and the weights.
+    """
     progress, on_found = source.options.get("progress") or no_progress, source.options.get("on_found")
     keep_weights = source.keeps_weights
     with during_load(host.now) as times, span("load the model", "load"):
@@ -200,13 +203,14 @@ async def open_model(host: DeviceHost, source: Source, make_tokenizer: MakeToken
 
 
 class TokenizerBeside:
-    """Makes a model's tokenizer once its weights are under way: they come without this thread for most of the time, and
-    a vocabulary takes it tenths of a second."""
+    """Makes a model's tokenizer while its weights load: they rarely need this thread, and a vocabulary takes it tenths
+    of a second.
+    """
 
     def __init__(self, make: Callable[[], Any], progress: Progress) -> None:
         self._make, self._progress = make, progress
         self._context = copy_context()
-        """That of the load, of which progress is told from anywhere."""
+        """The context of the load, from which progress is reported."""
         self._making: asyncio.Task[Any] | None = None
 
     def told(self, what: str, done: int, total: int) -> None:
@@ -216,7 +220,9 @@ class TokenizerBeside:
             self._making = asyncio.get_event_loop().create_task(self._begin(), context=self._context)
 
     def made(self) -> Any:
-        """The tokenizer; None if no weights came, or it has an error, which who asks for it hears."""
+        """The tokenizer; None if no weights were loaded, or after an error, which a later request for the tokenizer
+        raises.
+        """
         if self._making is None or not self._making.done():
             return None
         with suppress(CapstanError, ImportError):
@@ -230,7 +236,8 @@ class TokenizerBeside:
 
 def configured_device(config: GenaiConfig) -> str:
     """The device of the providers in genai_config.json: 'webgpu' if it is among them, else 'cpu'; 'auto' if a page has
-    none of them, and for a repository. Raises ConfigError for an unknown name."""
+    none of the providers, and for a repository. Raises ConfigError for an unknown name.
+    """
     if config.decoder.providers is None:
         return "auto"
     names = [name.lower().removesuffix("executionprovider") for name in config.decoder.providers]
@@ -240,12 +247,12 @@ def configured_device(config: GenaiConfig) -> str:
     if "webgpu" in names or set(names) <= {"cpu"}:
         return "webgpu" if "webgpu" in names else "cpu"
     what = f"provider_options {', '.join(config.decoder.providers)} of {config.name}"
-    fall_back(what, "a page has 'webgpu' and 'cpu'", "the better one for this machine is taken")
+    fall_back(what, "a page has 'webgpu' and 'cpu'", "the better one for this machine is used")
     return "auto"
 
 
 def given_graphs(files: Mapping[str, bytes], config: GenaiConfig) -> dict[str, bytes]:
-    """The graphs by name, of files that were given. OptionError for a file that is no graph."""
+    """The given graphs by name. Raises OptionError for a file that is not a graph."""
     names = {file: name for name, file in config.graph_files.items()}
     others = [file for file in files if file not in names]
     if others:
@@ -278,12 +285,12 @@ def read_configuration(path: Any, overlay: Mapping[str, Any] | None = None) -> C
 
 
 def shortened(config: GenaiConfig, context_length: int) -> GenaiConfig:
-    """The configuration of a model whose sequences end at `context_length`; a warning if it says a greater one."""
+    """The configuration with sequences that end at `context_length`; warns if its own length is greater."""
     if context_length == config.context_length:
         return config
     fall_back(
         f"positions from {context_length} to the model's context_length of {config.context_length}",
-        "from there on the model rotates all positions by other factors (long rope), which Capstan does not",
+        "there the model begins to rotate all positions by other factors (long rope), which Capstan does not support",
         f"sequences end at a max_length of {context_length}",
     )
     search = dict(config.search)
@@ -293,7 +300,7 @@ def shortened(config: GenaiConfig, context_length: int) -> GenaiConfig:
 
 
 def utf_8(content: bytes, name: str) -> str:
-    """The text of a file. Raises ConfigError where it is none."""
+    """The text of a file. Raises ConfigError if it is not UTF-8."""
     try:
         return content.decode()
     except UnicodeDecodeError as error:
@@ -304,7 +311,7 @@ async def read_small_files(
     host: Host, place: Place, source: Source, keep: bool, progress: Progress
 ) -> tuple[FoundModel, dict[str, str]]:
     """The model and the tokenizer's files, requested together. Raises ConfigError, ModelFileError."""
-    # Pyodide's loop tells at once of a task that failed before anybody waits for it; gather takes its error.
+    # Pyodide's loop immediately reports a failed task that is not awaited; gather takes its error.
     tokenizer = asyncio.gather(read_tokenizer(host, place))
     try:
         dtype, overlay = source.options.get("dtype"), source.options.get("overlay")
@@ -341,8 +348,9 @@ async def read_small_files(
 
 
 async def read_tokenizer(host: Host, place: Place) -> dict[str, bytes | None]:
-    """The contents of a tokenizer's files by their names, None of those that are not there; a GGUF file has its own.
-    Raises ModelFileError."""
+    """The contents of a tokenizer's files by name, None for missing ones; a GGUF file contains its tokenizer. Raises
+    ModelFileError.
+    """
     if place.gguf is not None:
         return {}
     folder = place.folder
@@ -350,14 +358,15 @@ async def read_tokenizer(host: Host, place: Place) -> dict[str, bytes | None]:
     names = [*TOKENIZER_FILES, *(name for name in listing or () if TEMPLATE.fullmatch(name))]
     found = dict(zip(names, await asyncio.gather(*(host.read_optional(folder, name) for name in names)), strict=True))
     if listing is None and found[TEMPLATE_FILE]:
-        # A folder that is not listed is asked for the one that is taken by its name.
+        # In a folder that cannot be listed, only the usual name is tried.
         found[TOOL_USE] = await host.read_optional(folder, TOOL_USE)
     return found
 
 
 def with_tokenizer(folder: str, contents: Mapping[str, bytes | None]) -> dict[str, str]:
-    """The texts of those files that are there, by their names in the folder. Raises ModelFileError without a
-    tokenizer.json, ConfigError for a file that is no text."""
+    """The texts of the existing files, by name in the folder. Raises ModelFileError without a tokenizer.json,
+    ConfigError for a file that is not text.
+    """
     files = {name: utf_8(content, folder + name) for name, content in contents.items() if content is not None}
     if "tokenizer.json" not in files:
         raise ModelFileError(f"{folder}tokenizer.json is missing; copy the tokenizer's files into the model folder")
@@ -365,8 +374,9 @@ def with_tokenizer(folder: str, contents: Mapping[str, bytes | None]) -> dict[st
 
 
 PAUSES = (0.0, 0.25, 0.5)
-"""Seconds before each try: the new device may be lost, too. The page waits until there is a GPU adapter again
-(web/src/wire/adapter.ts)."""
+"""Seconds before each try, since the new device may be lost, too. The page waits for a GPU adapter
+(web/src/wire/adapter.ts).
+"""
 
 
 async def opened_again(open_model: Callable[[], Awaitable[DeviceModel]], lost: Exception) -> DeviceModel:
@@ -381,6 +391,6 @@ async def opened_again(open_model: Callable[[], Awaitable[DeviceModel]], lost: E
         except (DeviceLostError, DeviceUnavailableError) as error:
             last = error
     raise DeviceLostError(
-        f"{lost}; no other device was to be had ({last}): reload the page, or start the browser again; device='wasm' "
+        f"{lost}; no other device was available ({last}): reload the page, or restart the browser; device='wasm' "
         "needs no GPU"
     ) from last

@@ -24,13 +24,13 @@ TILED_TYPES = ("idefics3", "smolvlm")
 SEEING = ("decoder_model_merged", "embed_tokens", "vision_encoder")
 """The names of the graphs."""
 OF_THE_MODEL = ("_name_or_path", "bos_token_id", "eos_token_id", "model_type", "pad_token_id")
-"""Fields that count for the whole model where they are not in its text_config."""
+"""Fields of the whole model that apply if text_config does not have them."""
 
 
 def seeing_config(
     config: bytes, generation: bytes | None, decoder: ModelProto, files: Sequence[str], folder: str
 ) -> GenaiConfig:
-    """The genai_config.json of these files, which are those of SEEING. Raises ConfigError."""
+    """The genai_config.json for these files, those of SEEING. Raises ConfigError."""
     root = Section(folder + "config.json", "", parse_object(config, folder + "config.json"))
     text, vision = root.section("text_config"), root.section("vision_config")
     whole = {key: root.value[key] for key in OF_THE_MODEL if root.value.get(key) is not None}

@@ -1,4 +1,4 @@
-"""Devices and plans without a model: open a device, ask whether a model would fit it."""
+"""Devices and plans without a model: open a device, check whether a model would fit it."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ async def plan(
     **options: Unpack[FitOptions],
 ) -> Fit:
     """Whether the model folder `path`, as Model.load takes it with these options and `max_length`, and `batch_size`
-    sequences of that length (its context length unless given) would fit the device, told from the graph before anything
-    is allocated.
+    sequences of that length (its context length unless given) would fit the device, computed from the graph before
+    anything is allocated.
 
-    A false Fit names the broken limit, the tensor that breaks it, and the largest max_length that fits, as it is and by
-    each type of caches that allows a larger one.
-    `fit.requirements` has the bytes of each pool, `fit.require()` raises OutOfMemoryError. `budget` is the most bytes
-    in all; WebGPU does not report the size of the memory.
+    A false Fit names the limit, the tensor that exceeds it, and the largest max_length that fits, with the present type
+    of caches and with each type that allows a larger one. `fit.requirements` has the bytes of each pool,
+    `fit.require()` raises OutOfMemoryError. `budget` is the most bytes in all; WebGPU does not report the size of the
+    memory.
     """
     require_options(FitOptions, options)
     host = current_device_host()

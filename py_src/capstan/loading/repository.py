@@ -1,4 +1,4 @@
-"""Repositories as Transformers.js reads them, and what genai_config.json would say of one of their models.
+"""Repositories as Transformers.js reads them, and the genai_config.json that describes one of their models.
 
     config.json, generation_config.json, tokenizer.json, tokenizer_config.json, chat_template.jinja
     onnx/model.onnx, onnx/model_q4f16.onnx, onnx/model_q4f16.onnx_data, onnx/model_q4f16.onnx_data_1, ...
@@ -45,14 +45,14 @@ DTYPES = {
     "uint8": "_uint8",
     "bnb4": "_bnb4",
 }
-"""The names that Transformers.js gives to dtypes, and the end of the graph's file name."""
+"""Transformers.js' names of dtypes, and the endings of the graphs' file names."""
 
 ON_F16 = ("q4f16", "q4", "fp16", "fp32", "bnb4", "q8", "int8", "uint8")
 ON_F32 = ("q4", "fp32", "bnb4", "q8", "int8", "uint8", "q4f16", "fp16")
 ON_CPU = ("q4", "q8", "int8", "uint8", "fp32", "bnb4", "q4f16", "fp16")
-"""Which dtype to take where several are there: on GPUs with float16, without it, and on the CPU."""
+"""The order of preference among several dtypes: on GPUs with float16, without it, and on the CPU."""
 
-REMEDY = "correct the file, or take another revision of the repository"
+REMEDY = "correct the file, or use another revision of the repository"
 
 # Sections of config.json that belong to models with more than one decoder.
 OTHER_PARTS = {
@@ -64,9 +64,9 @@ OTHER_PARTS = {
 }
 
 NOT_IMPLEMENTED = {"num_beams": 1}
-"""Options of generation_config.json that Capstan lacks, with the value at which they change nothing."""
+"""Options of generation_config.json that Capstan lacks, with the value at which they have no effect."""
 
-# Fields of config.json, by their names in different architectures.
+# Fields of config.json, with their names in different architectures.
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
 HEADS = ("num_attention_heads", "n_head")
 WIDTH = ("hidden_size", "n_embd")
@@ -90,13 +90,13 @@ def onnx_file(dtype: str, graph: str = "model") -> str:
 def no_graph(
     folder: str, dtype: str | None, there: Collection[str], names: Iterable[str] | None, wanted: Sequence[str]
 ) -> ModelFileError:
-    """The error for a repository without the requested graphs. `there` are the dtypes that it has; `names` all its
-    files, None if they cannot be listed.
+    """The error for a repository without the requested graphs. `there` are its dtypes, `names` all its files, None if
+    they cannot be listed.
     """
     if dtype is not None and there:
         files = ", ".join(onnx_file(dtype, graph) for graph in wanted)
         return ModelFileError(
-            f"{folder}{files} does not exist; dtype={dtype!r} was requested, there are {', '.join(there)}"
+            f"{folder}{files} does not exist; dtype={dtype!r} was requested; the dtypes are {', '.join(there)}"
         )
     found = None if names is None else sorted(names)
     graphs = [name for name in found or () if name.endswith(".onnx")]
@@ -105,17 +105,17 @@ def no_graph(
     elif found is None:
         what = f"none of {', '.join(map(onnx_file, DTYPES))} exists"
     else:
-        what = f"it has no ONNX file, but {shortened(found) or 'nothing at all'}"
+        what = f"it has no ONNX file, but {shortened(found) or 'no files'}"
     if len(wanted) > 1:
         needed = f"it needs {', '.join(onnx_file('fp32', graph) for graph in wanted)}, in one dtype"
         return ModelFileError(f"{folder} lacks a graph of a model that sees: {what}; {needed}")
     return ModelFileError(
-        f"{folder} has no graph of one decoder: {what}; take a repository with onnx/model.onnx or one of its dtypes"
+        f"{folder} has no graph of one decoder: {what}; use a repository with onnx/model.onnx or one of its dtypes"
     )
 
 
 def shortened(names: list[str], most: int = 12) -> str:
-    """A list for messages, of which at most so many are shown."""
+    """A list for messages, which shows at most `most` entries."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
@@ -124,8 +124,8 @@ def derived_config(
 ) -> tuple[GenaiConfig, tuple[str, ...]]:
     """The genai_config.json that describes this graph, and the options of generation_config.json that have no effect.
 
-    Raises ConfigError where a field is missing or wrong or contradicts the graph, with both values;
-    UnsupportedModelError for positions of several axes, and a graph without caches.
+    Raises ConfigError if a field is missing, wrong, or contradicts the graph (with both values); UnsupportedModelError
+    for positions of several axes, and a graph without caches.
     """
     name = folder + "config.json"
     root = Section(name, "", parse_object(config, name))
@@ -163,18 +163,18 @@ def derived_config(
 
 
 def stated_name(config: Mapping[str, Any]) -> str | None:
-    """The name of the model that config.json is of: the last part of the id that it was loaded by, if that is an id."""
+    """The name of config.json's model: the last part of the id under which it was saved, if that is an id."""
     source = config.get("_name_or_path")
     match = re.fullmatch(r"\w[\w.-]*/(?P<name>[\w.-]+)", source) if isinstance(source, str) else None
     return match["name"] if match else None
 
 
 def require_one_decoder(root: Section) -> None:
-    """Raise UnsupportedModelError for the config.json of a model that is more than one decoder."""
+    """Raise UnsupportedModelError for the config.json of a model that has more than one decoder."""
     kind = root.value.get("model_type", "unknown")
     works = (
-        "Capstan runs one decoder of text with a key/value cache, Whisper and Moonshine for speech, and of models that "
-        "see idefics3 and smolvlm"
+        "Capstan runs one decoder of text with a key/value cache, Whisper and Moonshine for speech, and for pictures "
+        "idefics3 and smolvlm"
     )
     for key, what in OTHER_PARTS.items():
         if root.value.get(key):
@@ -192,7 +192,7 @@ LAYERED = re.compile(r"^(?P<front>(?:past|present)\D*)(?P<layer>\d+)(?P<back>\D*
 
 
 def caches(values: Iterable[ValueInfoProto]) -> Caches:
-    """The inputs, or the outputs, of which there is one for each layer."""
+    """The inputs, or the outputs, that exist once for each layer."""
     found: Caches = {}
     for value in values:
         match = LAYERED.match(value.name)
@@ -213,7 +213,7 @@ def decoder_of(root: Section, model: ModelProto, filename: str, inputs: Caches, 
     if not layers:
         shown = ", ".join(value.name for value in list(model.graph.input)[:6]) or "none"
         raise UnsupportedModelError(
-            f"{filename}: no inputs like {names.past_key_names} (inputs: {shown}); take an export with a key/value "
+            f"{filename}: no inputs like {names.past_key_names} (inputs: {shown}); use an export with a key/value "
             "cache (task text-generation-with-past)"
         )
     first = layers[min(layers)]
@@ -230,7 +230,7 @@ def decoder_of(root: Section, model: ModelProto, filename: str, inputs: Caches, 
         hidden_size=width,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
-        num_hidden_layers=agreed(root, LAYERS, len(layers), f"{past_keys} for as many layers in {filename}"),
+        num_hidden_layers=agreed(root, LAYERS, len(layers), f"one {past_keys} for each layer in {filename}"),
         inputs=InputNames(past_key_names=past_keys, past_value_names=pattern(inputs, "value", names.past_value_names)),
         outputs=OutputNames(
             present_key_names=pattern(outputs, "key", made.present_key_names),
@@ -246,7 +246,7 @@ def given(node: NodeProto | None, name: str) -> int | None:
 
 
 def cache_size(root: Section, keys: tuple[str, ...], cache: ValueInfoProto, place: int, usual: int | None) -> int:
-    """A dimension of the caches: as the graph has it, else as config.json says, else the usual one."""
+    """A dimension of the caches: the graph's, or config.json's, or the usual one."""
     dims = cache.type.tensor_type.shape.dim
     size = dims[place].dim_value if len(dims) == 4 and dims[place].dim_value > 0 else None
     if size is None and all(root.value.get(key) is None for key in keys) and usual is not None:
@@ -255,7 +255,7 @@ def cache_size(root: Section, keys: tuple[str, ...], cache: ValueInfoProto, plac
 
 
 def agreed(root: Section, keys: tuple[str, ...], found: int | None, where: str) -> int:
-    """A number that config.json and the graph both contain. Raises ConfigError if they say different things."""
+    """A number that config.json and the graph both contain. Raises ConfigError if they differ."""
     key = next((key for key in keys if root.value.get(key) is not None), None)
     if key is None and found is not None:
         return found
@@ -266,7 +266,7 @@ def agreed(root: Section, keys: tuple[str, ...], found: int | None, where: str) 
 
 
 def field(root: Section, keys: tuple[str, ...]) -> int:
-    """The first of these fields that there is; of another name it has the limit of the first one."""
+    """The first existing field of these; all have the limit of the first one."""
     key = next((key for key in keys if root.value.get(key) is not None), keys[0])
     value, most = root.value.get(key), LARGEST.get(keys[0], MOST)
     if type(value) is not int or not 1 <= value <= most:
@@ -277,7 +277,7 @@ def field(root: Section, keys: tuple[str, ...]) -> int:
 
 
 def special(section: Section, key: str, vocab_size: int) -> int | None:
-    """A special token's id; the first one of several."""
+    """A special token's id, the first of several."""
     found = section.tokens(key, vocab_size)
     return found[0] if found else None
 
@@ -292,7 +292,7 @@ def last_size(model: ModelProto, output: str) -> int | None:
 
 
 def original_length(root: Section) -> int:
-    """Positions up to which the short factors of a long rope hold, 0 if there is no such rope."""
+    """The number of positions for which the short factors of a long rope hold; 0 without such a rope."""
     for key in ("rope_scaling", "rope_parameters"):
         scaling: Any = root.value.get(key)
         if isinstance(scaling, Mapping) and scaling.get("rope_type", scaling.get("type")) in ("longrope", "su"):
@@ -305,10 +305,10 @@ def original_length(root: Section) -> int:
 
 
 def require_plain_positions(model: ModelProto) -> None:
-    """Raise UnsupportedModelError for position ids that are not one number a token, as vision models have them."""
+    """Raise UnsupportedModelError for position ids with several numbers a token, as in vision models."""
     for value in model.graph.input:
         dims = value.type.tensor_type.shape.dim
         if value.name == InputNames.position_ids and len(dims) != 2:
             raise UnsupportedModelError(
-                f"input {value.name} has {len(dims)} dimensions, expected 2: batch and positions; take a model of text"
+                f"input {value.name} has {len(dims)} dimensions, expected 2: batch and positions; use a text model"
             )

@@ -1,10 +1,10 @@
-"""Models of speech in Transformers.js' layout, and what genai_config.json would say of one.
+"""Speech models in Transformers.js' layout, and the genai_config.json that describes one.
 
     config.json, generation_config.json, preprocessor_config.json, tokenizer.json
     onnx/encoder_model.onnx, onnx/decoder_model_merged.onnx, onnx/encoder_model_q4.onnx, ...
 
-The graphs of Whisper become those of onnxruntime-genai's builder (graph/merged_decoder.py) as they are read, those of
-Moonshine a pair of the same form (graph/moonshine_decoder.py).
+When they are read, Whisper's graphs become those of onnxruntime-genai's builder (graph/merged_decoder.py), and
+Moonshine's become a pair of the same form (graph/moonshine_decoder.py).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SHRINKS = ((127, 64), (7, 3), (3, 2))
 
 @dataclass(frozen=True)
 class Kind:
-    """How config.json names a model's sizes, and how its graphs are read."""
+    """The names of a model's sizes in config.json, and the function that reads its graphs."""
 
     graphs: Callable[[ModelProto, ModelProto, SpeechSizes], tuple[ModelProto, ModelProto]]
     width: str
@@ -93,8 +93,9 @@ def speech_file(name: str, dtype: str) -> str:
 async def find_speech(
     host: Host, folder: str, config: bytes, device: str, dtype: str | None, keep: bool, progress: Progress
 ) -> tuple[GenaiConfig, Mapping[str, bytes]]:
-    """The configuration of a model of speech, and its graphs by name. `dtype` is that of both; None takes for each what
-    suits the device. Raises ConfigError, ModelFileError, UnsupportedModelError."""
+    """The configuration of a speech model, and its graphs by name. `dtype` is that of both; None takes for each the one
+    that suits the device. Raises ConfigError, ModelFileError, UnsupportedModelError.
+    """
     root = Section(folder + "config.json", "", parse_object(config, folder + "config.json"))
     files = [await choose_file(host, folder, name, device, dtype) for name in SPEECH_FILES]
     said = await host.read_optional(folder, GENERATION_CONFIG)
@@ -107,7 +108,7 @@ async def find_speech(
 
 
 async def choose_file(host: Host, folder: str, name: str, device: str, dtype: str | None) -> str:
-    """The file of a graph in the requested dtype, else in the first that suits the device. Raises ModelFileError."""
+    """The file of a graph in the requested dtype, or in the best one for the device. Raises ModelFileError."""
     names = await host.listing(folder)
 
     async def is_there(each: str) -> bool:
@@ -121,11 +122,12 @@ async def choose_file(host: Host, folder: str, name: str, device: str, dtype: st
     wanted = speech_file(name, dtype or "fp32")
     if there:
         raise ModelFileError(
-            f"{folder}{wanted} does not exist; dtype={dtype!r} was requested, of {name} there are {', '.join(there)}"
+            f"{folder}{wanted} does not exist; dtype={dtype!r} was requested; the dtypes of {name} are "
+            f"{', '.join(there)}"
         )
     raise ModelFileError(
-        f"{folder}{wanted} and its other dtypes do not exist; a model of speech has two graphs, "
-        f"{' and '.join(SPEECH_FILES)}: take a repository that has both"
+        f"{folder}{wanted} and its other dtypes do not exist; a speech model has two graphs, "
+        f"{' and '.join(SPEECH_FILES)}: use a repository with both"
     )
 
 
@@ -134,7 +136,7 @@ def kind_of(root: Section) -> Kind:
 
 
 def sizes_of(root: Section, encoder: str, decoder: str) -> SpeechSizes:
-    """The sizes that config.json says. Raises ConfigError."""
+    """The sizes in config.json. Raises ConfigError."""
     kind = kind_of(root)
     features: tuple[int | str, ...] = ("num_samples",)
     if kind.samples:

@@ -1,1 +1,1 @@
-"""CPython, where the reference device computes: the host, and what is put together for it."""
+"""The host of CPython, where the reference device computes, and its parts."""

@@ -1,7 +1,8 @@
 """Reads a model's files of weights from a disk, on CPython.
 
-Loading asks for them by byte ranges, through the interface `Source` of capstan.host.storage_interface, as it asks a
-page for an address."""
+Loading requests byte ranges through the interface `Source` of capstan.host.storage_interface, like those of an address
+in a page.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ class DiskMemory:
         self.start = start
         self.length = length
         self.data = bytearray()
-        """The bytes from `start` on that came."""
+        """The bytes from `start` on that were read."""
 
     def put(self, at: int, data: bytes) -> None:
         self.data += data[max(0, self.start - at) :]
@@ -32,10 +33,10 @@ class DiskMemory:
         return bytes(self.data[: self.length])
 
     async def finish(self) -> None:
-        """All is there once it was read."""
+        """Does nothing: reads are complete."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: there is nothing to free."""
 
 
 class DiskSource:
@@ -56,7 +57,7 @@ class DiskSource:
         told: Callable[[int], None],
         hashed: Callable[[int, bytes], None] | None,
     ) -> Outcome:
-        """Nothing is stored on the way; see capstan.host.storage_interface.Source."""
+        """Stores nothing; see capstan.host.storage_interface.Source."""
         assert isinstance(sink, DiskMemory)
         at = plan.start
         with open_file(self._path) as opened:
@@ -75,4 +76,4 @@ class DiskSource:
         return DiskMemory(start, length)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: there is nothing to free."""

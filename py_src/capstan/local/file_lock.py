@@ -1,4 +1,4 @@
-"""Locks that are files: one process holds such a file, others hear of it. A dead process holds none."""
+"""Locks that are files: one process holds such a file, and others get an error. A dead process holds none."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import BinaryIO
 __all__ = ["FileLock", "HeldError", "try_lock"]
 
 MOST_NAME = 200
-"""Bytes of a holder's name that are read."""
+"""The most bytes of a holder's name."""
 FAR = 1 << 30
-"""The byte that is locked on Windows, which lets nobody else read a locked one."""
+"""The byte that is locked on Windows, where other processes cannot read locked bytes."""
 
 
 class HeldError(Exception):
-    """Another one holds the lock; the message names it."""
+    """Another process holds the lock; the message names it."""
 
 
 class FileLock:
-    """Holds `path`, a file beside what is locked; the file goes with the lock. Raises HeldError, OSError."""
+    """Holds the lock file `path`, which is removed with the lock. Raises HeldError, OSError."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -32,9 +32,9 @@ class FileLock:
         self._file.flush()
 
     def close(self) -> None:
-        """Let go; a second call does nothing."""
+        """Release the lock; a second call does nothing."""
         if not self._file.closed:
-            # Windows removes no open file: it stays, without a holder.
+            # Windows does not remove open files: the file stays, without a holder.
             with contextlib.suppress(OSError):
                 self._path.unlink()
             self._file.close()
@@ -48,7 +48,7 @@ def held(path: Path) -> BinaryIO:
             if not try_lock(file.fileno()):
                 file.seek(0)
                 raise HeldError(file.read(MOST_NAME).decode(errors="replace") or "another process")
-            # Its last holder may have removed it since it was opened.
+            # The last holder may have removed the file since it was opened.
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(file.fileno()), path.stat()):
                     undo.pop_all()
@@ -59,7 +59,7 @@ if sys.platform == "win32":
     import msvcrt
 
     def try_lock(descriptor: int) -> bool:
-        """Lock an open file; False if another one has it."""
+        """Lock an open file; False if another process has it."""
         os.lseek(descriptor, FAR, os.SEEK_SET)
         try:
             msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
@@ -71,7 +71,7 @@ else:
     import fcntl
 
     def try_lock(descriptor: int) -> bool:
-        """Lock an open file; False if another one has it. OSError where the file system has no locks."""
+        """Lock an open file; False if another process has it. Raises OSError if the file system has no locks."""
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -43,7 +43,7 @@ class LocalHost:
         return time.perf_counter() * 1e3
 
     def begin_trace(self) -> None:
-        """Does nothing: Python has all spans here."""
+        """Does nothing: on CPython all spans are Python's."""
 
     async def end_trace(self) -> HostSpans:
         about = {"runtime": f"CPython on {sys.platform}"}
@@ -54,7 +54,7 @@ class LocalHost:
         return True
 
     def wait(self, awaitable: Awaitable[T]) -> T:
-        """Run to the end; inside a running event loop that is done on a thread, as nothing here needs the loop."""
+        """Run to the end; inside a running event loop on a thread, since nothing here needs the loop."""
 
         async def result() -> T:
             return await awaitable
@@ -66,7 +66,7 @@ class LocalHost:
         return on_a_thread(result())
 
     def begin(self, work: Coroutine[Any, Any, None]) -> None:
-        """Done at once: a notebook's loop comes to nothing while a synchronous call blocks it."""
+        """Run immediately: a notebook's loop does not run while a synchronous call blocks it."""
         self.wait(work)
 
     def stall_after(self, seconds: float) -> None:
@@ -131,7 +131,7 @@ class LocalHost:
 
     async def phonemize(self, text: str, language: str) -> str:
         raise OptionError(
-            "phonemes are made in a page only: give a function `phonemize`, such as misaki's, or phonemes"
+            "phonemes are made only in a page: give a function `phonemize`, such as misaki's, or phonemes"
         )
 
     async def forget(self, addresses: Sequence[str] | None) -> int:
@@ -139,7 +139,7 @@ class LocalHost:
 
     async def adopt(self, path: Any, keep: bool) -> str:
         if isinstance(path, HubRepository):
-            raise OptionError(f"{path} can be read in a page only; download the repository and give its directory")
+            raise OptionError(f"{path} can be read only in a page; download the repository and give its directory")
         if not isinstance(path, str | os.PathLike):
             raise OptionError(f"a model's path is {path!r}, but must be a directory's")
         folder = os.fspath(path)
@@ -164,7 +164,7 @@ class LocalHost:
 
     async def open_device(self, device: str) -> DeviceInterface:
         if device == "webgpu":
-            raise DeviceUnavailableError("device 'webgpu' was requested, and CPython has 'cpu' only; use it in a page")
+            raise DeviceUnavailableError("device 'webgpu' was requested, but CPython has only 'cpu'; use it in a page")
         require_reference(device, "auto", "cpu", "reference")
         from ..device.reference.reference_device import ReferenceDevice  # noqa: PLC0415  (in the extra `reference`)
 
@@ -188,12 +188,12 @@ class LocalHost:
 
 
 def is_there(path: Path) -> bool:
-    """Whether the folder has an entry of that name, if only a link that leads nowhere."""
+    """Whether the folder has an entry of that name, including a broken link."""
     return os.path.lexists(path)
 
 
 def require_possible(folder: str) -> None:
-    """Raise OptionError for a path that is none. A missing directory raises when its files are read."""
+    """Raise OptionError for an invalid path. A missing directory raises when its files are read."""
     try:
         with suppress(OSError):
             Path(folder).stat()
@@ -202,7 +202,7 @@ def require_possible(folder: str) -> None:
 
 
 def files_below(folder: Path) -> dict[str, int | None]:
-    """The sizes of the files of a folder and of its folders, by name; a model's are nowhere else."""
+    """The sizes of the files of a folder and of its direct subfolders, by name; a model has no others."""
     found = [path for depth in ("*", "*/*") for path in folder.glob(depth) if path.is_file()]
     return {path.relative_to(folder).as_posix(): path.stat().st_size for path in found}
 

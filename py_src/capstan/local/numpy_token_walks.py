@@ -1,4 +1,4 @@
-"""capstan.guidance.masks.TokenWalks on CPython: with numpy, all tokens at once, a byte at a time."""
+"""capstan.guidance.masks.TokenWalks on CPython: with numpy, all tokens together, byte by byte."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Level:
-    """The different beginnings of tokens that have one length."""
+    """The different beginnings of tokens with the same length."""
 
     parents: Integers
-    """The index, in the level before, of the beginning that is a byte shorter."""
+    """The index, in the previous level, of the beginning that is a byte shorter."""
     bytes: Integers
-    """The last byte of each."""
+    """The last byte of each beginning."""
 
 
 class LocalTokenWalks:
-    """See TokenWalks; beginnings that tokens share are walked once."""
+    """See TokenWalks; shared beginnings of tokens are walked once."""
 
     def __init__(self, tokens: TokenBytes) -> None:
         starts = np.array(tokens.ends, np.int64) & 0x7FFFFFFF
@@ -36,8 +36,7 @@ class LocalTokenWalks:
         lengths = np.diff(starts)
         self.levels: list[Level] = []
         self.nodes: Integers = np.zeros(len(lengths), np.int64)
-        """The index of each token's result among those of all levels one after another; 0, the root's, without
-        bytes."""
+        """The index of each token's result among those of all levels; 0, the root's, for tokens without bytes."""
         within, total = np.zeros(len(lengths), np.int64), 1
         for depth in count():
             [longer] = np.nonzero(lengths > depth)
@@ -54,7 +53,7 @@ class LocalTokenWalks:
 
 
 class LocalTokenWalk:
-    """See TokenWalk. Its table has 0 where an entry is not known."""
+    """See TokenWalk. Its table has 0 for unknown entries."""
 
     def __init__(self, walks: LocalTokenWalks, classes: bytes, step: Callable[[int, int], int]) -> None:
         self._walks = walks

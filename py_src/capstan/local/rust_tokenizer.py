@@ -1,4 +1,4 @@
-"""The tokenizer of CPython, as capstan.tokenizer drives it; its packages are in the extra `reference`."""
+"""The tokenizer of CPython for capstan.tokenizer; its packages are in the extra `reference`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LocalBackend:
 
         with no_panic():
             self._tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
-        # A file may ask for them, as those of encoders do; as with transformers, its caller does not.
+        # A file may enable truncation and padding, like those of encoders; as with transformers, both are off here.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
 

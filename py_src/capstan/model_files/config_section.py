@@ -16,11 +16,11 @@ REMEDY = "correct the file, or export the model again with onnxruntime-genai's m
 JSON_NAMES = {list: "an array", str: "a string", int: "a number", float: "a number", bool: "true or false"}
 MOST = 1 << 24
 LARGEST = {"num_hidden_layers": 4096, "num_attention_heads": 65536, "num_key_value_heads": 65536}
-"""The largest count of things that are listed one by one; of other sizes MOST."""
+"""The largest count of things that are listed one by one; other sizes are limited by MOST."""
 
 
 class Section:
-    """One JSON object and where it is in the file; its readers raise ConfigError with the path."""
+    """One JSON object and its path in the file; its readers raise ConfigError with the path."""
 
     def __init__(self, file: str, path: str, value: Mapping[str, Any]) -> None:
         self.file, self.path, self.value = file, path, value
@@ -52,11 +52,11 @@ class Section:
     def text(self, key: str, default: str | None = None) -> str:
         value = self.value.get(key, default)
         if not isinstance(value, str) or not value:
-            raise self.error(key, "a string that is not empty")
+            raise self.error(key, "a non-empty string")
         return value
 
     def token(self, key: str, vocab_size: int) -> int | None:
-        """A token id, or None for an id outside the vocabulary, which onnxruntime-genai allows, too."""
+        """A token id, or None for an id outside of the vocabulary, which onnxruntime-genai also allows."""
         value = whole(self.value.get(key))
         if value is not None and type(value) is not int:
             raise self.error(key, f"a token id from 0 to {vocab_size - 1}")
@@ -88,7 +88,7 @@ def is_token(value: object, vocab_size: int) -> bool:
 
 
 def parse_object(data: str | bytes, name: str) -> dict[str, Any]:
-    """A file's JSON object; ConfigError with line and column if it is not one."""
+    """A file's JSON object. Raises ConfigError with line and column for other content."""
     try:
         value = read_json(data)
     except NotJsonError as error:
