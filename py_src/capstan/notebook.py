@@ -1,4 +1,4 @@
-"""Outputs of a notebook: the progress of a load, an answer as it comes, and a plot of its tokens' times.
+"""Outputs of a notebook: the progress of a load, an answer as it is generated, and a plot of its tokens' times.
 
     model = await capstan.Model.load(url, progress=capstan.notebook.LoadProgress())
     answer = await capstan.notebook.stream(generator, tokenizer)
@@ -23,24 +23,24 @@ from .tokenizer import Tokenizer
 __all__ = ["Answer", "LoadProgress", "Timeline", "stream"]
 
 UPDATE_MS = 100.0
-"""Outputs change at most this often: each change is a message to the notebook with all of the output."""
+"""The shortest time between changes of an output: each change sends the whole output to the notebook."""
 WIDTH, HEIGHT = 560, 110
 """The size of a timeline's plot, in CSS pixels."""
 
 
 class LoadProgress:
-    """A `progress` for `Model.load`: a bar for each file, which fills as its bytes come."""
+    """A `progress` for `Model.load`: a bar for each file, which fills as its bytes arrive."""
 
     def __init__(self) -> None:
         self.files: dict[str, tuple[int, int]] = {}
-        """Bytes that are there and bytes in all, by the name of the file; 0 in all where that is not known."""
+        """Loaded bytes and all bytes, by the name of the file; 0 if the total is unknown."""
         self.weights: int | None = None
         """Bytes of the weights, once they are known; they may be stored already."""
         self._output = Output(self)
 
     def __call__(self, what: str, done: int, total: int) -> None:
         if what == "weights":
-            # It is no file, but tells what is to come.
+            # 'weights' is not a file but announces the total.
             self.weights = total
             self._output.change(f"{self._announced()}\n", now=True)
             return
@@ -60,7 +60,7 @@ class LoadProgress:
         return "".join(bars)
 
     def _announced(self) -> str:
-        return "loading" if self.weights is None else f"loading, the weights have {self.weights / 1e6:.1f} MB"
+        return "loading" if self.weights is None else f"loading, {self.weights / 1e6:.1f} MB of weights"
 
     def _line(self, what: str) -> str:
         done, total = self.files[what]
@@ -87,7 +87,7 @@ class Timeline:
         return ", ".join([*told, f"then {rate:.1f} a second"] if rate is not None else told)
 
     def _repr_html_(self) -> str:
-        """Tokens over time: a step for each token, so that bursts and pauses show."""
+        """Tokens over time: a step for each token, so that bursts and pauses are visible."""
         if not self.times:
             return f"<div>{self!r}</div>"
         last = max(self.times[-1], 1e-3)
@@ -114,7 +114,7 @@ class Answer:
         self.text = ""
         self.token_ids: list[int] = []
         self.finish_reason: str | None = None
-        """None while more comes."""
+        """None while more tokens follow."""
         self.timeline = Timeline()
 
     def __repr__(self) -> str:
@@ -126,10 +126,10 @@ class Answer:
 
 
 async def stream(generator: Generator, tokenizer: Tokenizer, *, max_new_tokens: int | None = None) -> Answer:
-    """Generate to the end, or as many tokens as `max_new_tokens` says, and show the text as it comes.
+    """Generate to the end, or at most `max_new_tokens` tokens, and show the text as it is generated.
 
-    Raises the generator's errors; text that was shown stays. An answer that was cut short can be gone on with: its
-    `finish_reason` is 'length', as where max_length ends it.
+    Raises the generator's errors; text that was shown stays. An answer that was cut short can be continued: its
+    `finish_reason` is 'length', as at max_length.
     """
     now, answer = current_host().now, Answer()
     pieces = TextStream(tokenizer.decode, generator.get_sequence())
@@ -161,8 +161,9 @@ class Handle(Protocol):
 
 
 class Output:
-    """An output that shows an object again as it changes: by marimo or IPython where one of them runs, else by printing
-    what is new."""
+    """An output that shows a changing object: with marimo or IPython if one of them runs, else by printing the new
+    text.
+    """
 
     def __init__(self, shown: Any) -> None:
         self._shown = shown
@@ -170,7 +171,7 @@ class Output:
         self._changed = -UPDATE_MS
 
     def change(self, new: str, *, now: bool = False) -> None:
-        """The object has changed; `new` is the text that it has more. With `now` it is shown at once."""
+        """Show that the object has changed; `new` is its additional text. With `now` it is shown immediately."""
         display = display_of_notebook()
         if display is None:
             print(new, end="", flush=True)

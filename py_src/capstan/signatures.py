@@ -1,15 +1,14 @@
-"""Public functions refuse arguments of wrong types: their annotations say which are right.
+"""Makes public functions refuse arguments of wrong types, by their annotations.
 
     check_arguments(sys.modules[__name__])      # the last line of a public package
 
 wraps every function in the package's `__all__` and every public method of its classes. An argument that its annotation
 does not allow raises ArgumentTypeError before the function runs. Annotations are read at the first call.
 
-An integer is whatever has `__index__`, a number whatever has `__float__`, but neither is a bool; a bool is also 0 or 1;
-no text and no bytes are a list. The items of a list, tuple, set or dict are checked, those of an iterator or an array
-are not. `Any` and `object` allow everything: there the function checks by itself. The names of `**options:
-Unpack[Options]` are checked, too, and `inspect.signature` has them as parameters, with the default that the last part
-of an `Annotated` type has as its `default`.
+An integer has `__index__` and a number has `__float__`, but neither is a bool; a bool is also 0 or 1; texts and bytes
+are not lists. The items of a list, tuple, set or dict are checked, those of an iterator or an array are not. `Any` and
+`object` allow everything, and the function checks by itself. The names of `**options: Unpack[Options]` are checked,
+too; `inspect.signature` shows them as parameters, with the `default` of the last part of an `Annotated` type.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ from .errors import ArgumentTypeError
 __all__ = ["check_arguments", "check_methods", "checked", "read_annotations"]
 
 CALLED = ("__init__", "__call__", "__getitem__", "__setitem__", "__delitem__")
-"""Methods with arguments of users' that have no public name."""
+"""Methods without a public name that take users' arguments."""
 SUBSCRIPT = re.compile(r"\b(array|memoryview)\[\w+\]")
-"""Classes with an item type in annotations, which not every Python lets be evaluated."""
+"""Classes with an item type in annotations, which not every Python can evaluate."""
 _done: set[type] = set()
 _made: list[Signature] = []
 
@@ -51,9 +50,10 @@ OURS = package_of(__name__)
 
 
 def check_arguments(module: ModuleType, themselves: tuple[type, ...] = ()) -> None:
-    """Have the public functions and classes of a package check their arguments, but the constructors of `themselves`,
-    which take more types than they keep. A name that the package imports later is that of another module, which calls
-    this, too."""
+    """Have the public functions and classes of a package check their arguments, except the constructors of
+    `themselves`, which take more types than they keep. Names that the package imports later belong to other modules,
+    which also call this.
+    """
     for name in module.__all__:
         public = vars(module).get(name)
         if isinstance(public, FunctionType):
@@ -66,13 +66,13 @@ def check_arguments(module: ModuleType, themselves: tuple[type, ...] = ()) -> No
 
 
 def read_annotations() -> None:
-    """Read all annotations now that a first call would read. For the memory snapshot from which pages start."""
+    """Read all annotations now instead of at the first calls, for the memory snapshot from which pages start."""
     for signature in _made:
         signature.read()
 
 
 def check_methods(kind: type, public: str, constructor: bool = True) -> None:
-    """Have the public methods that a class defines check their arguments; `public` is what messages call it."""
+    """Have the public methods of a class check their arguments; messages call the class `public`."""
     for name, member in list(vars(kind).items()):
         where = public if name == "__init__" else f"{public}.{name}"
         if (name.startswith("_") and name not in CALLED) or (name == "__init__" and not constructor):
@@ -86,7 +86,7 @@ def check_methods(kind: type, public: str, constructor: bool = True) -> None:
 
 
 def checked(function: Any, where: str) -> Any:
-    """The function, with its arguments checked; `where` is what messages call it."""
+    """The function, with its arguments checked; messages call it `where`."""
     hints = function.__annotations__
     if all(name == "return" or hint in ("Any", "object") for name, hint in hints.items()):
         return function
@@ -109,7 +109,7 @@ def checked(function: Any, where: str) -> Any:
 
 
 def shown(function: Any) -> Any:
-    """The function, whose signature has the options of a class as parameters."""
+    """The function, with the options of a class as parameters in its signature."""
     kinds = [str(kind) for kind in function.__annotations__.values() if str(kind).startswith("Unpack[")]
     if not kinds:
         return function
@@ -134,10 +134,10 @@ class Test:
     """The type in words."""
     holds: Callable[[Any], bool]
     at_once: frozenset[type] = frozenset()
-    """Classes whose instances need no further look."""
+    """Classes whose instances need no further check."""
 
     def allows(self, value: object) -> bool:
-        """Whether it is of the type."""
+        """Whether a value is of the type."""
         return type(value) in self.at_once or self.holds(value)
 
 
@@ -154,8 +154,9 @@ class Signature:
         _made.append(self)
 
     def check(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """ArgumentTypeError for an argument of a wrong type. Too many, missing or unknown ones are left to the call,
-        unless it takes options of a class."""
+        """Raise ArgumentTypeError for an argument of a wrong type. The call itself reports too many, missing or unknown
+        arguments, unless it takes options of a class.
+        """
         named = self._named
         if named is None:
             named = self.read()
@@ -205,13 +206,14 @@ class Signature:
 
 
 class Names(dict[str, Any]):
-    """The names in a module's annotations. One that only a type checker imports is looked up in the packages around it,
-    then wherever it is defined."""
+    """The names in a module's annotations. A name that only a type checker imports is looked up in the packages around
+    the module, then anywhere.
+    """
 
     def __init__(self, module: dict[str, Any]) -> None:
         super().__init__(module)
         self.unknown = False
-        """Whether a class was requested whose module is not loaded, so that nothing is an instance of it yet."""
+        """Whether a requested class is in a module that is not loaded, so that it has no instances yet."""
 
     def __missing__(self, name: str) -> Any:
         around = list(accumulate(self["__name__"].split("."), "{}.{}".format))
@@ -226,14 +228,14 @@ class Names(dict[str, Any]):
 
 
 class Buffer:
-    """In annotations: whatever `memoryview` takes, as collections.abc.Buffer in later Pythons."""
+    """In annotations: any object that `memoryview` takes, like collections.abc.Buffer in later Pythons."""
 
 
 ANYTHING = Test("anything", lambda value: True)
 
 
 def test_of(hint: Any) -> Test:
-    """The test of a type as annotations write it."""
+    """The test of a type in an annotation."""
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if hint in (Any, object):
         return ANYTHING
@@ -275,7 +277,7 @@ def any_of(tests: list[Test]) -> Test:
 
 
 def list_of(kind: type, parts: tuple[Any, ...]) -> Test:
-    """The test of an iterable, a collection, a sequence, a tuple or a set. Only tuples and sets are no lists."""
+    """The test of an iterable, a collection, a sequence, a tuple or a set. Only tuples and sets are not lists."""
     each = [test_of(part) for part in parts if part is not ...] or [ANYTHING]
     fixed = kind is tuple and ... not in parts and len(each) > 1
     exact = kind in (tuple, list, set, frozenset)
@@ -300,7 +302,7 @@ def list_of(kind: type, parts: tuple[Any, ...]) -> Test:
 
 
 def looks_like(kind: type, value: Any) -> bool:
-    """Whether an array, which is in no abstract class, can be used as one."""
+    """Whether an array, which belongs to no abstract class, can be used as one."""
     if issubclass(kind, abc.Set | abc.Iterator):
         return False
     return not isinstance(value, abc.Mapping | abc.Set) and hasattr(value, "__len__") and hasattr(value, "__getitem__")
@@ -327,7 +329,7 @@ def public_names(base: type) -> list[str]:
 
 
 def is_integer(value: Any) -> bool:
-    """Whether it can be used as an index; an array has the method, too, and may refuse."""
+    """Whether a value can be used as an index; an array also has the method, and may refuse."""
     if isinstance(value, bool):
         return False
     try:
@@ -338,7 +340,7 @@ def is_integer(value: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Whether it has a value as a float."""
+    """Whether a value converts to a float."""
     if isinstance(value, bool | str | bytes | bytearray):
         return False
     try:
@@ -351,7 +353,7 @@ def is_number(value: Any) -> bool:
 
 
 def is_buffer(value: Any) -> bool:
-    """Whether it gives its memory."""
+    """Whether a value has the buffer protocol."""
     try:
         memoryview(value)
     except TypeError:
@@ -360,7 +362,7 @@ def is_buffer(value: Any) -> bool:
 
 
 def is_switch(value: Any) -> bool:
-    """Whether it is a bool, numpy's among them, or 0 or 1."""
+    """Whether a value is a bool (also numpy's), or 0 or 1."""
     return type(value).__name__ in ("bool", "bool_") or (is_integer(value) and operator.index(value) in (0, 1))
 
 

@@ -81,8 +81,8 @@ FOLDERS = {
     "no-weights": ("ModelFileError", ["no-weights/model.onnx.data", "404"]),
     "no-tokenizer": ("ModelFileError", ["no-tokenizer/tokenizer.json is missing", "copy the tokenizer"]),
     "no-json": ("ConfigError", ["genai_config.json", "line 2, column 19", "not JSON"]),
-    "deep-config": ("ConfigError", ["genai_config.json: nested more than 64 deep"]),
-    "deep-shards": ("ModelFileError", ["model.onnx.data.shards.json: nested more than 64 deep"]),
+    "deep-config": ("ConfigError", ["genai_config.json: nested more than 64 levels deep"]),
+    "deep-shards": ("ModelFileError", ["model.onnx.data.shards.json: nested more than 64 levels deep"]),
     "wrong-field": ("ConfigError", ["model.decoder.head_size", '"16"']),
     "missing-field": ("ConfigError", ["model.vocab_size"]),
     "wrong-search": ("OptionError", ["temperature is -1", "at least 0"]),
@@ -133,7 +133,7 @@ def test_a_file_is_told_from_its_folder(harness: Harness, scripts: PageScripts) 
 @pytest.mark.parametrize(
     ("what", "kind", "message"),
     [
-        ("deep-tokenizer", "ConfigError", "tokenizer.json: nested more than 64 deep"),
+        ("deep-tokenizer", "ConfigError", "tokenizer.json: nested more than 64 levels deep"),
         ("slow-tokenizer", "ConfigError", "tokenizer.json: pre_tokenizer.pattern.Regex: '(a+)+$' may take for ever"),
         ("odd-tokenizer", "UnsupportedModelError", 'tokenizer.json: pre_tokenizer: type is "UnicodeScripts", and the'),
     ],

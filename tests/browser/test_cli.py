@@ -89,7 +89,7 @@ def test_a_speech_model_writes_captions_of_a_sound(tmp_path: Path) -> None:
     sound.write_bytes(data[:-9])
     done = build_py("run", str(sound), "--model", str(folder))
     assert done.returncode == 2
-    assert "the sound is truncated: 16000 bytes of samples were announced" in done.stderr
+    assert "the sound is truncated: it announces 16000 bytes of samples" in done.stderr
 
 
 @pytest.mark.extended

@@ -80,7 +80,7 @@ TOLD = {
     "no adapter": NO_ADAPTER,
     "no f16": Told(
         "DeviceUnavailableError",
-        "the model computes in float16 and ",
+        "the model computes in float16",
         "export it with use_webgpu_fp32=true, or use device='wasm'",
     ),
     "no memory for the weights": Told(

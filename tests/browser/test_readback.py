@@ -157,7 +157,7 @@ def test_an_output_in_memory_that_the_run_uses_otherwise_is_refused(scripts: Pag
     found = run(scripts, "in_place", given=text(several(2)))
     error, spent = found["input"]
     assert error.startswith("BindingError: output 'y0' and input 'x' share memory of buffer 'OrtValue'")
-    assert "bind output 'y0' to memory of its own" in error
+    assert "bind output 'y0' to separate memory" in error
     assert spent == NOTHING
     error, spent = found["twice"]
     assert error.startswith("BindingError: output 'y1' and output 'y0' share memory")

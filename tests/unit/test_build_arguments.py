@@ -613,7 +613,7 @@ def test_a_fleet_refuses_wrong_numbers_and_files_and_tells_of_lines_by_their_num
         b'{"prompt": ': "line 2: column 12: not JSON",
         b'{"prompts": "a"}': "line 2: item 1 has prompts; give one of prompt, prompt_ids, messages",
         b'{"id": "0", "prompt": "b"}': "line 2: item 1: id '0' is that of item 0",
-        b"[" * 100_000: "line 2: nested more than 64 deep",
+        b"[" * 100_000: "line 2: nested more than 64 levels deep",
         b'{"id": 1%s, "prompt": "b"}' % (b"0" * 5000): "line 2: an integer of thousands of digits",
         b'{"prompt": "\xff"}': "line 2: byte 12 is not UTF-8",
         b'{"prompt": "a\0"}': "line 2: column 14: not JSON",

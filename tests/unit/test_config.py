@@ -182,8 +182,8 @@ def test_a_wrong_field_is_named_by_its_path(path: str, value: Any, message: str)
         (b"\xff\xfe{", "m.json: byte 0 is not UTF-8"),
         (b"3", "m.json: expected an object, got a number"),
         (b"null", "m.json: expected an object, got null"),
-        (b"[" * 100000, "m.json: nested more than 64 deep"),
-        (b'{"a": ' * 70 + b"1" + b"}" * 70, "m.json: nested more than 64 deep"),
+        (b"[" * 100000, "m.json: nested more than 64 levels deep"),
+        (b'{"a": ' * 70 + b"1" + b"}" * 70, "m.json: nested more than 64 levels deep"),
         (b'{"a": %s}' % (b"9" * 5000), "m.json: an integer of thousands of digits"),
     ],
 )

@@ -464,7 +464,7 @@ class TestFleet:
         for index, words in {
             1: "item 1 cannot be sent to a page as JSON",
             2: "the result is no JSON value .Out of range",
-            5: "the result is no JSON value .*nested more than 64 deep",
+            5: "the result is no JSON value .*nested more than 64 levels deep",
             11: "id has 16610 bits",
             12: "id '0' is that of item 0",
         }.items():

@@ -73,7 +73,7 @@ def test_a_file_that_ends_inside_the_header() -> None:
     for size in (end, end + 767, len(whole) - 1):
         with pytest.raises(ModelFileError, match=rf"tensor \S+ \(.*\) is bytes \d+ to \d+, but the file has {size}"):
             header_of(whole[:size])
-    with pytest.raises(ModelFileError, match="no bytes came from byte 16 on, expected 64 in all"):
+    with pytest.raises(ModelFileError, match="the file ended at byte 16, expected 64 bytes"):
         header_of(whole[:16], size=64)
 
 
@@ -108,7 +108,7 @@ def described(*dims: int, kind: int = 0, offset: int = 0, count: int = 1) -> byt
         (
             b"GGUF" + struct.pack("<I", 1) + bytes(64),
             UnsupportedModelError,
-            "of version 1; little-endian files of .*2 and 3",
+            "of version 1; Capstan reads little-endian files of .*2 and 3",
         ),
         (b"GGUF" + struct.pack(">I", 3) + bytes(64), UnsupportedModelError, "big-endian, of version 3"),
         (b"GGUF" + struct.pack("<IQQ", 3, 1 << 63, 0), ModelFileError, "9223372036854775808 tensors; at most 65536"),
@@ -119,15 +119,15 @@ def described(*dims: int, kind: int = 0, offset: int = 0, count: int = 1) -> byt
         (
             pair(7, b"\x02").replace(b"key", b"k\ny"),
             ModelFileError,
-            r"pair 0 of 1 is 'k\\ny', with characters that no name",
+            r"pair 0 of 1 is 'k\\ny', with characters that are invalid in a name",
         ),
         (
             described(4).replace(b"t0", b"t\n"),
             ModelFileError,
-            r"of tensor 0 of 1 is 't\\n', with characters that no name",
+            r"of tensor 0 of 1 is 't\\n', with characters that are invalid in a name",
         ),
         (pair(7, b"\x02"), ModelFileError, "truth value other than 0 and 1"),
-        (pair(13, b""), ModelFileError, "metadata key has a value of type 13, known are 0 to 12"),
+        (pair(13, b""), ModelFileError, "metadata key has a value of type 13; the types are 0 to 12"),
         (pair(9, struct.pack("<IQ", 13, 1)), ModelFileError, "value of type 13"),
         (pair(9, struct.pack("<IQ", 4, 1 << 62)), ModelFileError, "array of 4611686018427387904 elements"),
         (pair(9, struct.pack("<IQ", 8, 9)), ModelFileError, "array of 9 elements; .* and 64 bytes are left"),
@@ -147,7 +147,7 @@ def described(*dims: int, kind: int = 0, offset: int = 0, count: int = 1) -> byt
         (described(1 << 63, 1 << 63), ModelFileError, "is bytes 96 to 34028236692093846346"),
         (described(256, 2), ModelFileError, "but the file has 1120"),
         (described(4, offset=1024), ModelFileError, "is bytes 1088 to 1104, but the file has 1088"),
-        (described(4, offset=8), ModelFileError, "begins at byte 8 of the data, which is no multiple of 32"),
+        (described(4, offset=8), ModelFileError, "begins at byte 8 of the data, which is not a multiple of 32"),
         (described(4, count=2), ModelFileError, "t0 and t1 overlap: .* ends at byte 112, .* begins at byte 96"),
         (described(4, kind=16), UnsupportedModelError, r"IQ2_XXS \(16\); take .* Q4_K"),
         (described(4, kind=99), UnsupportedModelError, r"number \(99\)"),
@@ -191,7 +191,7 @@ def test_the_configuration() -> None:
     ("key", "value", "message"),
     [
         ("general.architecture", None, "general.architecture is missing"),
-        ("general.architecture", "mamba", f"'mamba' .*take a GGUF file of {', '.join(FAMILIES)}"),
+        ("general.architecture", "mamba", f"'mamba' .*use a GGUF file of {', '.join(FAMILIES)}"),
         ("llama.context_length", None, "llama.context_length is missing, expected an integer from 1"),
         ("llama.block_count", 1 << 30, "expected an integer from 1 to 4096, got 1073741824"),
         ("llama.attention.head_count", [4, 2], r"expected the same for all layers, got \(4, 2\)"),

@@ -110,7 +110,7 @@ def test_a_key_that_is_not_read_is_refused_by_its_name() -> None:
         error = refused("llama", {name: value})
         assert isinstance(error, UnsupportedModelError), error
         assert re.search(
-            rf"metadata llama\.{name} \(.*\) is not supported in a model of llama.*; take another", str(error)
+            rf"metadata llama\.{name} \(.*\) is not supported in a model of llama.*; use another", str(error)
         )
 
 

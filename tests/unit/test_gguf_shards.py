@@ -109,8 +109,9 @@ def test_a_shard_of_another_model(made: Made, tmp_path: Path) -> None:
 def test_names_that_no_shard_has(made: Made, tmp_path: Path) -> None:
     first, *_ = write_shards(made, tmp_path, *ENDS, name="model")
     alone = first.rename(tmp_path / "renamed.gguf")
-    assert "one of 4 shards (metadata split.count), but its name is no shard's; name it NAME-00001-of-00004.gguf" in (
-        refusal(alone)
+    assert (
+        "one of 4 shards (metadata split.count), but its name is not a shard's; name it NAME-00001-of-00004.gguf"
+        in (refusal(alone))
     )
     for number, count in ((0, 2), (3, 2), (1, 1025)):
         name = f"model-{number:05}-of-{count:05}.gguf"

@@ -126,14 +126,14 @@ def without(name: str) -> dict[str, Any]:
         (
             {**metadata("llama"), "tokenizer.ggml.model": "t5"},
             UnsupportedModelError,
-            "'t5'; tokenizers of gpt2, llama, gemma4 are read",
+            "'t5'; Capstan reads gpt2, llama, gemma4",
         ),
         ({**metadata("qwen2"), "tokenizer.ggml.pre": "odd"}, UnsupportedModelError, "'odd'; pre-tokenizers .* smollm"),
         ({**metadata("qwen2"), "tokenizer.ggml.merges": ["a"]}, ConfigError, "two tokens that make a third one at 0"),
         (
             {**metadata("qwen2"), "tokenizer.ggml.token_type": [1]},
             ConfigError,
-            "2048 numbers, as many as tokens .it has 1",
+            "2048 numbers, one for each token .it has 1",
         ),
         ({**metadata("llama"), "tokenizer.ggml.bos_token_id": 70000}, ConfigError, "an integer from 0 to"),
         ({**metadata("llama"), "tokenizer.chat_template": 3}, ConfigError, "chat_template: expected a string"),

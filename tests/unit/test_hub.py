@@ -25,7 +25,7 @@ def test_an_id_may_name_a_file_and_the_hub_has_a_default() -> None:
     found = HubRepository("owner/name:Q8_0/model.gguf")
     assert (found.name, found.file, found.hub) == ("owner/name", "Q8_0/model.gguf", "https://huggingface.co")
     assert (HubRepository("owner/name").file, capstan_host.model_arguments.HUGGING_FACE) == (None, HUGGING_FACE)
-    with pytest.raises(OptionError, match="hub is None, so that no hub is asked for owner/name; leave it out, or give"):
+    with pytest.raises(OptionError, match="hub is None, so there is no hub for owner/name; leave it out, or give"):
         HubRepository("owner/name", None)
     for file in ("", "model.onnx", "../model.gguf", "%2e%2e/model.gguf", "a:b.gguf", "/model.gguf"):
         with pytest.raises(OptionError, match=r"repository is 'a/b:.*', but a file of it must be like 'FILE\.gguf'"):

@@ -69,7 +69,7 @@ def test_an_overflow_is_found_where_the_numbers_are_finite_before(scale: float, 
     assert found is not None
     assert (found.node, found.output, found.nan) == ("/added/Cast", "logits_half", 0)
     assert (found.above, found.below) == ((0, 1) if scale > 0 else (1, 0))
-    assert str(found).endswith("; all that it reads is finite")
+    assert str(found).endswith("; all its inputs are finite")
 
 
 @pytest.mark.parametrize("fixture", FIXTURES, ids=lambda path: path.name)

@@ -137,8 +137,8 @@ def test_bars_fill_and_a_file_of_unknown_size_has_one_without_an_end(shell: Shel
 def test_the_bytes_of_the_weights_are_told_and_have_no_bar(capsys: pytest.CaptureFixture[str]) -> None:
     progress = notebook.LoadProgress()
     progress("weights", 0, 15_300_000)
-    assert capsys.readouterr().out == "loading, the weights have 15.3 MB\n"
-    assert progress._repr_html_() == "<div>loading, the weights have 15.3 MB</div>"
+    assert capsys.readouterr().out == "loading, 15.3 MB of weights\n"
+    assert progress._repr_html_() == "<div>loading, 15.3 MB of weights</div>"
 
 
 def test_without_ipython_a_file_is_told_once_when_it_is_there(capsys: pytest.CaptureFixture[str]) -> None:

@@ -124,8 +124,14 @@ def rebind_to_the_host(binding: ort.IOBinding) -> None:
             rebind_input,
             r"input 'a' is bound to \[2, 3\] in buffer 'input a', and the run was captured with anoth",
         ),
-        (rebind_output, "output 'sum' is bound to .* captured with another tensor.* change that one by update_inplace"),
-        (rebind_to_the_host, "output 'sum' is bound to 'cpu', the captured run leaves it on 'webgpu'; bind what was"),
+        (
+            rebind_output,
+            "output 'sum' is bound to .* captured with another tensor.* change that tensor by update_inplace",
+        ),
+        (
+            rebind_to_the_host,
+            "output 'sum' is bound to 'cpu', but the captured run leaves it on 'webgpu'; bind the tensors",
+        ),
     ],
 )
 def test_other_tensors_than_those_captured_are_refused(rebind: Any, message: str, devices: Devices) -> None:
@@ -189,7 +195,7 @@ def test_outputs_on_the_host_are_not_captured_but_a_binding_after_may_be(devices
 def test_a_run_of_arrays_is_eager_and_says_so(devices: Devices) -> None:
     session, _, _ = opened()
     with pytest.warns(
-        FallbackWarning, match=r"run\(\) places its arrays again each time; bind them, and use run_with_iob"
+        FallbackWarning, match=r"run\(\) places its arrays again in each run; bind them, and use run_with_iob"
     ):
         total, _ = session.run(None, {"a": ramp(2, 3), "b": ramp(2, 3)})
     np.testing.assert_array_equal(total, 2 * ramp(2, 3))
@@ -204,7 +210,7 @@ def test_closing_frees_the_captured_run_and_leaves_its_outputs(devices: Devices)
     # The session and its captured run.
     assert device.users == users - 2
     np.testing.assert_array_equal(binding.get_outputs()[0].numpy(), ramp(2, 3) + 1)
-    with pytest.raises(ClosedError, match="was closed; make another one"):
+    with pytest.raises(ClosedError, match="was closed; make a new one"):
         session.run_with_iobinding(binding)
 
 

@@ -139,9 +139,9 @@ BAD_MEMORY: dict[str, tuple[Callable[[HeapDevice], Any], type[Exception], str]] 
         BufferMismatchError,
         "from byte 2, exp",
     ),
-    "closed": (closed_buffer, BufferMismatchError, "buffer 'gone' was closed; bind one that is open"),
-    "closed span": (closed_span, BufferMismatchError, "buffer 'gone' was closed; bind one that is open"),
-    "closed value": (closed_value, BufferMismatchError, "the OrtValue was closed; bind one that is open"),
+    "closed": (closed_buffer, BufferMismatchError, "buffer 'gone' was closed; bind an open one"),
+    "closed span": (closed_span, BufferMismatchError, "buffer 'gone' was closed; bind an open one"),
+    "closed value": (closed_value, BufferMismatchError, "the OrtValue was closed; bind an open one"),
     "an address": (lambda _: 0x7F00, BindingError, "buffer_ptr is the address 0x7f00; give a DeviceBuffer"),
     "nothing": (lambda _: object(), BindingError, "is object, which gives no PEP 3118 buffer"),
 }
@@ -232,7 +232,7 @@ def test_an_output_does_not_share_its_last_word(devices: Devices) -> None:
     session = ort.InferenceSession(model("element_types"), providers=["webgpu"])
     binding = session.io_binding()
     pool = device.allocate(64, label="pool")
-    with pytest.raises(BufferMismatchError, match="'negated': buffer 'pool' goes on behind the 5 bytes of the tensor"):
+    with pytest.raises(BufferMismatchError, match="'negated': buffer 'pool' continues after the 5 bytes of the tensor"):
         binding.bind_output("negated", "webgpu", 0, bool, [5], pool.span(0, 5))
     binding.bind_output("negated", "webgpu", 0, bool, [8], pool.span(0, 8))
     binding.bind_output("negated", "webgpu", 0, bool, [5], device.allocate(5, label="own"))

@@ -110,7 +110,7 @@ def test_update_inplace_wants_the_same_type_and_shape(value: Any, message: str, 
 
 def test_read_only_memory_is_not_written(device_type: str) -> None:
     value = ort.OrtValue.ortvalue_from_numpy((bytes(8), (8,)))
-    with pytest.raises(BindingError, match="the array is read-only; give one that can be written"):
+    with pytest.raises(BindingError, match="the array is read-only; give a writable one"):
         value.update_inplace(np.ones(8, np.uint8))
     value = ort.OrtValue.ortvalue_from_numpy((bytes(8), (8,)), device_type)
     with pytest.raises(BindingError, match="out is read-only or not C-contiguous"):
@@ -126,7 +126,7 @@ def test_a_place_names_the_memory(devices: Devices) -> None:
     assert host.device_name() == "cpu"
     assert host.memory_info.heap == "python"
     elsewhere = ort.MemoryInfo("WebGPU_Buffer", "webgpu", MemoryType.DEFAULT, device_id=9, alignment=256)
-    with pytest.raises(BufferMismatchError, match="is not a place of the device that is open"):
+    with pytest.raises(BufferMismatchError, match="is not a memory of the open device"):
         ort.OrtValue.ortvalue_from_shape_and_type([4], np.float32, memory_info=elsewhere)
     assert device.users == 1
 

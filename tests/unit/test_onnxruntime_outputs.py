@@ -107,13 +107,11 @@ def test_where_outputs_cannot_go_is_told(devices: Devices) -> None:
     binding.bind_output("difference")
     theirs = ApartDevice(7)
     with pytest.raises(
-        BufferMismatchError, match="output 'sum': .* is no place of the session's device, expected one of"
+        BufferMismatchError, match="output 'sum': .* is not a memory of the session's device, expected one of"
     ):
         binding.bind_output("sum", memory_info=theirs.get_memory_info(MemoryType.HOST_ACCESSIBLE))
     memory = device.allocate(24, MemoryType.HOST_ACCESSIBLE, label="staging")
-    with pytest.raises(
-        OptionError, match="memory_info says where new memory is made, and buffer_ptr is memory that is"
-    ):
+    with pytest.raises(OptionError, match="memory_info names the place of new memory, and buffer_ptr is existing"):
         binding.bind_output("sum", "webgpu", 0, np.float32, [2, 3], memory, memory_info=memory.memory)
     foreign = theirs.allocate(24, MemoryType.HOST_ACCESSIBLE, label="theirs")
     with pytest.raises(BufferMismatchError, match="'theirs' is in WebGPU_Staging of webgpu 7"):
@@ -155,7 +153,7 @@ def test_two_outputs_in_one_memory_are_refused_before_anything_runs(
         check(binding.copy_outputs_to_cpu())
         return
     message = (
-        "output 'difference' and output 'sum' share memory of buffer .*; bind output 'difference' to memory of its own"
+        "output 'difference' and output 'sum' share memory of buffer .*; bind output 'difference' to separate memory"
     )
     with pytest.raises(BindingError, match=message):
         session.run_with_iobinding(binding)
@@ -186,7 +184,7 @@ def test_an_output_in_its_inputs_memory_is_refused(device: HeapDevice) -> None:
     binding.bind_output("difference")
     with pytest.raises(
         BindingError,
-        match="output 'sum' and input 'a' share memory of buffer '.*bind output 'sum' to memory of its own",
+        match="output 'sum' and input 'a' share memory of buffer '.*bind output 'sum' to separate memory",
     ):
         session.run_with_iobinding(binding)
     np.testing.assert_array_equal(value.numpy(), ramp(2, 3))

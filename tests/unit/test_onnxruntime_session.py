@@ -313,7 +313,7 @@ def test_nothing_is_left_on_the_device_after_close(provider: str, device: HeapDe
         session.close()
         np.testing.assert_array_equal(value.numpy(), 2 * ramp(2, 3))
         value.close()
-        with pytest.raises(ClosedError, match="was closed; make another"):
+        with pytest.raises(ClosedError, match="was closed; make a new"):
             session.run(None, {})
         del binding, value
     assert device.live == {}

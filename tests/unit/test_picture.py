@@ -141,7 +141,7 @@ def moving(kind: str) -> bytes:
 
 NO_PICTURES = {
     "no bytes": (b"", "the picture has no bytes; give a PNG, JPEG, WEBP, BMP or GIF file"),
-    "a text": (b"no picture at all", "has 17 bytes that are no picture; give a PNG"),
+    "a text": (b"no picture at all", "has 17 bytes that are not a picture; give a PNG"),
     "another format": (encoded(COLOURS, "TIFF"), "that are no picture"),
     "a truncated PNG": (EXACT["colours"][:6000], "is damaged: "),
     "a truncated JPEG": (encoded(COLOURS, "JPEG")[:2000], "is damaged: image file is truncated"),
@@ -151,7 +151,7 @@ NO_PICTURES = {
     "a bomb": (png_of(b"", 10_000, 10_000), "has 10000 x 10000 pixels"),
     "a larger bomb": (png_of(b"", 16_000, 16_000), "make it smaller"),
     "no width": (png_of(b"", 0, 10), "the picture"),
-    "an animated GIF": (moving("GIF"), "is animated, with 2 frames; give one of them as a picture"),
+    "an animated GIF": (moving("GIF"), "is animated, with 2 frames; give one frame as a picture"),
     "an animated PNG": (moving("PNG"), "is animated, with 2 frames"),
     "an animated WebP": (moving("WEBP"), "is animated, with 2 frames"),
 }
@@ -170,7 +170,7 @@ def test_pictures_that_become_two_sizes_or_are_too_small_for_a_part_are_refused(
     with pytest.raises(PictureError, match=r"picture 1 becomes \[1, 1, 3\] and picture 0 \[48, 80, 3\]; give pictures"):
         pixels(PLAIN, png_file(gradient(1, 1)), config=whole)
     part = steps(("DecodeImage", {}), ("CenterCrop", {"width": 81, "height": 9}), ("Rescale", {}))
-    with pytest.raises(PictureError, match="picture 0 has 80 x 48 pixels, and 81 x 9 are cut out of it"):
+    with pytest.raises(PictureError, match="picture 0 has 80 x 48 pixels, but 81 x 9 are cut out of it"):
         pixels(PLAIN, config=part)
 
 

@@ -104,16 +104,16 @@ def test_an_extensible_format_is_read() -> None:
 
 
 NO_SOUNDS = {
-    "no bytes": (b"", "the sound has 0 bytes and is no WAV file; give a WAV file"),
-    "a text": (b"RIFF or not", "has 11 bytes and is no WAV file"),
+    "no bytes": (b"", "the sound has 0 bytes and is not a WAV file; give a WAV file"),
+    "a text": (b"RIFF or not", "has 11 bytes and is not a WAV file"),
     "MP3": (b"ID3\x04" + bytes(40), "is an MP3 file, which soundfile does not read; give a WAV file"),
     "MP3 without a tag": (b"\xff\xfb\x90\x00" + bytes(40), "is an MP3 file"),
     "FLAC": (b"fLaC" + bytes(40), "is a FLAC file"),
     "M4A": (b"\0\0\0\x20ftypM4A " + bytes(40), "is an M4A or MP4 file, which soundfile does not read; give a WAV file"),
     "no samples": (wave_file([]), "has no samples"),
-    "too short": (wave_file(glide(0.5)[:159]), "has 159 samples at 16000 a second; at least 160 are needed"),
+    "too short": (wave_file(glide(0.5)[:159]), "has 159 samples at 16000 a second; give at least 160"),
     "no data": (wave_file([])[:36], "has no samples; give a WAV file"),
-    "truncated": (SOUNDS["16 kHz"][:1000], "is truncated: 64000 bytes of samples were announced, 956 are there"),
+    "truncated": (SOUNDS["16 kHz"][:1000], "is truncated: it announces 64000 bytes of samples and has 956"),
     "half a frame": (
         wave_file([0.0] * 8001, bits=16)[:-1].replace(b"data\x82>", b"data\x81>"),
         "its last frame has 1 of 2 bytes",
@@ -123,7 +123,7 @@ NO_SOUNDS = {
     "3 kHz": (wave_file(glide(1.0, rate=3000), rate=3000), "has 3000 samples a second; speech needs at least 4000"),
     "NaN": (wave_file([0.1] * 700 + [math.nan] + [0.1] * 700, bits=32, coding=FLOATS), "sample 700 is NaN or infinite"),
     "infinity": (wave_file([0.1] * 700 + [math.inf], bits=64, coding=FLOATS), "sample 700 is NaN or infinite"),
-    "31 seconds": (wave_file([0.0] * 31 * 16000), "is 31.0 seconds long; at most 30 are heard"),
+    "31 seconds": (wave_file([0.0] * 31 * 16000), "is 31.0 seconds long; the model hears at most 30"),
     "10 hours": (
         wave_file([])[:40] + struct.pack("<I", 36000 * 16000 * 2),
         "is 36000.0 seconds long",
@@ -183,12 +183,14 @@ def test_files_that_end_early_are_refused() -> None:
     for name in ("FLAC", "MP3"):
         data = coded(OTHERS[name][0])
         assert "truncated" in refused(data[: len(data) * 2 // 3]), name
-    assert "is 31.0 seconds long; at most 30 are heard" in refused(coded(("FLAC", "PCM_16"), np.zeros(31 * 16000)))
+    assert "is 31.0 seconds long; the model hears at most 30" in refused(
+        coded(("FLAC", "PCM_16"), np.zeros(31 * 16000))
+    )
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "soundfile", None)
-    assert "is a FLAC file, and soundfile, which reads many formats, is not installed" in refused(b"fLaC" + bytes(40))
+    assert "is a FLAC file; soundfile, which reads many formats, is not installed" in refused(b"fLaC" + bytes(40))
     assert "`pip install soundfile`, or give a WAV file" in refused(b"fLaC" + bytes(40))
 
 

@@ -226,7 +226,7 @@ def test_bad_input_is_refused_by_name(transcriber: capstan.Transcriber, tmp_path
     whole = wave_file(tone)
     hear = transcriber.transcribe
     refused(SoundError, "cannot be read", lambda: hear(str(tmp_path / "none.wav")))
-    refused(SoundError, "4 bytes and is no WAV file", lambda: hear(b"junk"))
+    refused(SoundError, "4 bytes and is not a WAV file", lambda: hear(b"junk"))
     refused(SoundError, "has no samples", lambda: hear(wave_file([])))
     refused(SoundError, "has no samples", lambda: hear(array("f")))
     refused(SoundError, "is truncated", lambda: hear(whole[:-100]))
@@ -235,7 +235,7 @@ def test_bad_input_is_refused_by_name(transcriber: capstan.Transcriber, tmp_path
     refused(SoundError, "sample 8000 is NaN", lambda: hear(nan))
     head = wave_file([0.0])[:-2]
     hours = head[:40] + (36_000 * 32_000).to_bytes(4, "little")
-    refused(SoundError, "36000.0 seconds long; at most 14400", lambda: hear(hours))
+    refused(SoundError, "36000.0 seconds long; the model hears at most 14400", lambda: hear(hours))
     refused(SoundError, "has 159 samples", lambda: hear(array("f", tone[:159])))
     refused(SoundError, "2 dimensions", lambda: hear(np.zeros((2, 16000), np.float32)))
     refused(SoundError, "expected a sound file or samples", lambda: hear(object()))

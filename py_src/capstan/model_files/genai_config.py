@@ -49,7 +49,7 @@ __all__ = [
     "with_session_options",
 ]
 
-# Sections of `model` or `model.decoder` that say the model is more than one decoder.
+# Sections of `model` or `model.decoder` of models that have more than one decoder.
 OTHER_PARTS = {
     "encoder": "an encoder",
     "vision": "a vision model",
@@ -59,7 +59,7 @@ OTHER_PARTS = {
     "joiner": "a transducer",
 }
 OWN_PARTS = {**dict.fromkeys(HEARD_TYPES, ("encoder", "speech")), **dict.fromkeys(SEEN_TYPES, ("vision", "embedding"))}
-"""Those of a model that hears or sees, by its type."""
+"""Such sections of a model that hears or sees, by its type."""
 
 KV_CACHE_BITS = {"float": 0, "int8": 8, "int4": 4}
 """Bits of an element of the key/value caches by the name of its type; 0 for caches of the graph's type."""
@@ -100,30 +100,32 @@ class DecoderConfig:
     num_hidden_layers: int
     hidden_size: int | None = None
     num_shared_layers: int = 0
-    """The last layers, if they read caches of others and have none."""
+    """The number of last layers that have no caches and read those of other layers."""
     inputs: InputNames = InputNames()
     outputs: OutputNames = OutputNames()
     long_rope_from: int = 0
-    """Positions up to which the rotary factors are the short ones, if the configuration says so; 0 if not."""
+    """The number of positions for which the short rotary factors hold, from the configuration; 0 without one."""
     rope_joined_at: int = 0
-    """The row of the rotary tables at which the long ones begin (multiRotaryCacheConcatOffset); 0 if there are none."""
+    """The first long row of the rotary tables (multiRotaryCacheConcatOffset); 0 without long rows."""
     qdq_accuracy: int = 0
-    """The accuracy_level of products by weights with DequantizeLinear: 4 allows activations in int8. The native
-    onnxruntime takes 4 where nothing is said, Capstan what the graph says: floats."""
+    """The accuracy_level of products by weights with DequantizeLinear: 4 allows activations in int8. By default the
+    native onnxruntime takes 4, Capstan the graph's floats.
+    """
     disable_file_mapped_weights: bool = False
-    """Whether the browser's storage is left out: from a provider's option of that name, or the session option with
-    `session.` before it."""
+    """Whether the browser's storage is not used: from a provider's option of that name, or the session option with the
+    prefix `session.`.
+    """
     capture: GraphCapture | None = None
-    """From enableGraphCapture; None if the file does not say."""
+    """From enableGraphCapture; None if the file does not have it."""
     kv_cache_bits: int = 0
     """Bits of an element of the key/value caches on WebGPU, from kvCacheQuantizationBits: 4, 8, or 0 for those of the
     graph."""
     providers: tuple[str, ...] | None = None
-    """The names of execution providers, in order; None for a repository, which names none."""
+    """The names of execution providers, in order; None for a repository, which has none."""
     unknown_options: tuple[str, ...] = ()
-    """JSON paths below `model.decoder` of session options that mean nothing to Capstan."""
+    """JSON paths below `model.decoder` of session options that Capstan does not know."""
     cross: tuple[str, ...] = ()
-    """Names of the inputs that an encoder's outputs go to, `%d` for the layer, in the order of EncoderConfig.cross."""
+    """Names of the inputs for an encoder's outputs, `%d` for the layer, in the order of EncoderConfig.cross."""
 
     @property
     def folder(self) -> str:
@@ -133,7 +135,7 @@ class DecoderConfig:
 
 @dataclass(frozen=True)
 class EncoderConfig:
-    """`model.encoder`: the graph that is run once over a sound, and its tensor names."""
+    """`model.encoder`: the graph that runs once for a sound, and its tensor names."""
 
     filename: str
     features: str
@@ -141,27 +143,28 @@ class EncoderConfig:
     cross: tuple[str, ...]
     """The outputs that the decoder reads in each step, `%d` for the layer."""
     processor: str
-    """The file that says how sound becomes the input."""
+    """The file with the steps from a sound to the input."""
     weights: tuple[tuple[str, int], ...] = ()
-    """Names and bytes of its tensors in data files, once its graph was read."""
+    """Names and bytes of its tensors in data files, after its graph was read."""
 
 
 @dataclass(frozen=True)
 class EmbeddingNames:
-    """The file of an embedding graph, its tensors, and the input of the decoder that has its output."""
+    """The file of an embedding graph, its tensors, and the decoder's input for its output."""
 
     filename: str
     input_ids: str
     features: str
-    """Empty for a graph that makes the embeddings of ids alone."""
+    """Empty for a graph that only makes the embeddings of ids."""
     embeddings: str
     target: str
 
 
 @dataclass(frozen=True)
 class VisionConfig:
-    """`model.vision` and `model.embedding`: the graph that is run once over a picture, the one that makes a decoder's
-    embeddings, and their tensor names."""
+    """`model.vision` and `model.embedding`: the graph that runs once for a picture, the graph that makes a decoder's
+    embeddings, and their tensor names.
+    """
 
     filename: str
     pixels: str
@@ -169,20 +172,20 @@ class VisionConfig:
     features: str
     """Its output."""
     processor: str
-    """The file that says how a picture becomes the input."""
+    """The file with the steps from a picture to the input."""
     embedding: EmbeddingNames
     grid: str = ""
     """The input for a picture's frames, rows and columns of patches, of Qwen2.5-VL; empty for pictures of one size."""
     merge: int = 2
     """Rows and columns of patches that become one row of features."""
     mask: str = ""
-    """The input that says which pixels are there, in a repository; empty for none."""
+    """The input for the mask of pixels, in a repository; empty without one."""
     placeholder: int | None = None
     """The id of a placeholder; None if only the embedding graph has it."""
     places: int = 0
     """Placeholders of a tile of a picture; 0 for a model without tiles."""
     weights: tuple[tuple[str, int], ...] = ()
-    """Names and bytes of its tensors in data files, once its graph was read."""
+    """Names and bytes of its tensors in data files, after its graph was read."""
 
 
 @dataclass(frozen=True)
@@ -200,9 +203,9 @@ DECODER = "decoder"
 GENERATION_CONFIG = "generation_config.json"
 """The file with the suppressed tokens of a speech model; folders of the builder have none."""
 ENCODER = "encoder"
-"""The name of the graph that is run once over a sound."""
+"""The name of the graph that runs once for a sound."""
 VISION, EMBEDDING = "vision", "embedding"
-"""The names of the graph that is run once over a picture, and of the one that makes embeddings of ids."""
+"""The names of the graph that runs once for a picture, and of the graph that makes embeddings of ids."""
 FEATURES, PLACES = "capstan.features", "capstan.places"
 """Inputs of a decoder after an embedding graph: features of pictures [rows, hidden], and for each position the row
 that is placed there, or -1."""
@@ -210,7 +213,7 @@ that is placed there, or -1."""
 
 @dataclass(frozen=True)
 class GenaiConfig:
-    """The whole file. `search` is passed on as it was read; sampling checks it."""
+    """The whole file. `search` is passed on unchanged; sampling checks it."""
 
     model_type: str
     vocab_size: int
@@ -222,13 +225,12 @@ class GenaiConfig:
     search: Mapping[str, Any]
     name: str = "genai_config.json"
     no_tokens: tuple[str, ...] = ()
-    """Ids that are given and are none of the vocabulary, as 'pad_token_id -1': the model is run without them."""
+    """Given ids outside of the vocabulary, such as 'pad_token_id -1'; the model runs without them."""
     encoder: EncoderConfig | None = None
     vision: VisionConfig | None = None
     stated: Stated = Stated()
     room: int = 0
-    """Tokens of a sequence that caches need room for, as the caller of a load says, 0 if it says nothing: no file has
-    it."""
+    """The number of tokens for which caches need room, from the caller of a load (no file has it); 0 if not given."""
 
     @property
     def graph_files(self) -> dict[str, str]:
@@ -242,22 +244,23 @@ class GenaiConfig:
 
     @property
     def processor(self) -> str | None:
-        """The file that says how a sound or a picture becomes an input; None for a model of text."""
+        """The file with the steps from a sound or a picture to an input; None for a text model."""
         about = self.encoder or self.vision
         return None if about is None else about.processor
 
     @property
     def weights_beside(self) -> tuple[tuple[str, int], ...]:
-        """Names and bytes of the tensors of the graph that reads sounds or pictures, once it was read."""
+        """Names and bytes of the tensors of the graph that reads sounds or pictures, after it was read."""
         about = self.encoder or self.vision
         return () if about is None else about.weights
 
 
 def parse_genai_config(data: str | bytes, name: str = "genai_config.json") -> GenaiConfig:
-    """Read the file's content; `name` is what error messages call it.
+    """Read the file's content; error messages call it `name`.
 
     Raises ConfigError if it is not JSON (line and column) or a field is missing or wrong (its path);
-    UnsupportedModelError, listing what works, if it describes something else than one decoder with key/value caches.
+    UnsupportedModelError, with a list of supported models, if it describes anything but one decoder with key/value
+    caches.
     """
     root = Section(name, "", parse_object(data, name))
     model = root.section("model")
@@ -395,8 +398,9 @@ def cross_names(section: Section, field: str, default: str) -> tuple[str, ...]:
 
 
 def with_session_options(config: GenaiConfig, name: str, session_options: Any) -> GenaiConfig:
-    """The configuration of a model without genai_config.json, with session options laid over it, as far as they say
-    something of such a model. `name` is what messages call them. Raises ConfigError."""
+    """The configuration of a model without genai_config.json, with the session options that apply to such a model laid
+    over it. Messages call them `name`. Raises ConfigError.
+    """
     section = Section(name, "model.decoder", {"session_options": session_options}).section("session_options")
     decoder = replace(
         config.decoder,
@@ -409,8 +413,9 @@ def with_session_options(config: GenaiConfig, name: str, session_options: Any) -
 
 
 def with_room(config: GenaiConfig, max_length: int | None) -> GenaiConfig:
-    """The configuration for sequences of that length, the context's if that is less; None leaves it unchanged. Raises
-    OptionError."""
+    """The configuration for sequences of that length, at most the context's; None leaves it unchanged. Raises
+    OptionError.
+    """
     if max_length is None:
         return config
     if isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 1:

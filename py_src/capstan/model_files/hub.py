@@ -1,4 +1,4 @@
-"""Repositories on a hub, by their ids, as the Hugging Face hub serves them."""
+"""Repositories on a hub with the Hugging Face hub's API, by their ids."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .file_names import is_gguf, why_not_below
 __all__ = ["HUGGING_FACE", "HubRepository"]
 
 HUGGING_FACE = "https://huggingface.co"
-"""The hub of ids without another."""
+"""The default hub."""
 
 PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
 ID = re.compile(rf"(?:{PART}/)?{PART}")
@@ -22,10 +22,10 @@ class HubRepository:
     """A repository of a hub, or a GGUF file of one, for `Model.load` and `plan`: `HubRepository("OWNER/NAME")`,
     `HubRepository("OWNER/NAME:FILE.gguf")`.
 
-    `hub` is the hub's address, the Hugging Face hub's unless given: an id that is written here is the request to ask
-    it. None is no hub, and refused. `revision` is a branch, a tag or a commit; all files are read from the commit that
-    it is when it is first loaded. Later loads take what is stored of that commit without asking the hub, until
-    `WeightStore.evict`. `token` is sent to that hub alone, not to where it redirects.
+    `hub` is the hub's address, by default the Hugging Face hub's; None is refused. `revision` is a branch, a tag or a
+    commit; all files are read from its commit at the first load. Later loads read the stored files of that commit
+    without a request to the hub, until `WeightStore.evict`. `token` is sent only to that hub, not to redirected
+    addresses.
 
     Raises OptionError.
     """
@@ -44,13 +44,13 @@ class HubRepository:
             reason = f" ({why})" if why else ""
             raise OptionError(f"repository is {self.id!r}, but a file of it must be like 'FILE.gguf'{reason}")
         if self.hub is None:
-            raise OptionError(f"hub is None, so that no hub is asked for {self.id}; leave it out, or give an address")
+            raise OptionError(f"hub is None, so there is no hub for {self.id}; leave it out, or give an address")
         if not isinstance(self.hub, str) or not re.fullmatch(r"https?://[^/?#\s]+(/[^?#\s]*)?", self.hub):
             raise OptionError(f"hub is {self.hub!r}, but must be an address and begin with https:// or http://")
         if not isinstance(self.revision, str) or not re.fullmatch(r"[^\s?#]+", self.revision):
             raise OptionError(f"revision is {self.revision!r}, but must be a branch, a tag or a commit")
         if self.token is not None and not (isinstance(self.token, str) and re.fullmatch(r"[!-~]+", self.token)):
-            raise OptionError("token has characters that no token has; give it without spaces and line ends")
+            raise OptionError("token has characters that are invalid in a token; give it without spaces and line ends")
         object.__setattr__(self, "hub", self.hub.rstrip("/"))
 
     @property
@@ -60,7 +60,7 @@ class HubRepository:
 
     @property
     def file(self) -> str | None:
-        """The name of the GGUF file in the repository; None for the whole of it."""
+        """The name of the GGUF file in the repository; None for the whole repository."""
         return self.id.partition(":")[2] or None
 
     def __str__(self) -> str:

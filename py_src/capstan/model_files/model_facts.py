@@ -1,4 +1,4 @@
-"""Decides what a model is called, and which search options it has where the caller gives none."""
+"""Determines a model's name, and its search options if the caller gives none."""
 
 from __future__ import annotations
 
@@ -28,13 +28,15 @@ class ModelFacts:
     """
 
     name: str
-    """The known model's, else as the files have it, else that of the file or folder."""
+    """The known model's name, or the name in the files, or the name of the file or folder."""
     parameters: int | None = None
     bytes: int | None = None
     """The bytes of graph and weights."""
     licence: str | None = None
     search: Mapping[str, Any] = field(default_factory=dict)
-    """Search options for callers that give none: a known model's, unless the model's own files say how to sample."""
+    """Search options for callers that give none: a known model's, unless the model's own files have sampling
+    options.
+    """
 
     def __str__(self) -> str:
         licence = self.licence and LICENCES.get(self.licence.lower(), f"licence {self.licence}")
@@ -58,7 +60,8 @@ def facts_of(config: GenaiConfig, place: str | HubRepository) -> ModelFacts:
 
 def known_as(config: GenaiConfig, place: str | HubRepository) -> KnownModel | None:
     """The entry of `capstan.models` for a model: by its repository, else by its family and the name in its files. The
-    name of the file itself counts only where there is none in it."""
+    file's own name is used only if there is no name inside.
+    """
     if isinstance(place, HubRepository):
         found = next((known for known in models if known.id.lower() == place.id.lower()), None)
         if found is not None:
@@ -72,7 +75,7 @@ def known_as(config: GenaiConfig, place: str | HubRepository) -> KnownModel | No
 
 
 def plain(name: str) -> str:
-    """A name for comparisons: converters differ in case and in what is between words."""
+    """A name for comparisons: converters differ in case and in the characters between words."""
     return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
 
 
@@ -83,11 +86,11 @@ def last_name(place: str | HubRepository) -> str:
 
 
 def shown(text: str | None) -> str:
-    """A text of a file as it may be shown in a terminal."""
+    """A text of a file in a form that is safe to show in a terminal."""
     return "".join(character for character in text or "" if character.isprintable())[:LONGEST].strip()
 
 
 def rounded(count: int, billions: str) -> str:
-    """A count in millions, or in billions by the letter for them: 135 M, 1.2 B."""
+    """A count in millions or billions: 135 M, 1.2 B; `billion` is the letter for billions."""
     unit, size = (billions, 1e9) if count >= 999.5e6 else ("M", 1e6)
     return f"{count / size:.{0 if count >= 9.95 * size else 1}f} {unit}"

@@ -1,7 +1,7 @@
-"""The names that genai_config.json gives to architectures in `model.type`: those that run, and why others do not.
+"""The names of architectures in `model.type` of genai_config.json: those that run, and the reasons why others do not.
 
-The name changes nothing in how a model is run: its graph says that. It tells models apart that are more, or something
-else, than one decoder of text whose layers have one key and one value cache each, or a state that each run overwrites.
+The name does not affect how a model runs, which its graph determines. It identifies models that are more than one text
+decoder whose layers each have one key and one value cache, or a state that each run overwrites.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = [
     "require_type",
 ]
 
-# The decoders of text that onnxruntime-genai 0.18 accepts, less those below; "decoder" stands for any.
+# The decoders of text that onnxruntime-genai 0.18 accepts, without those below; "decoder" stands for any.
 ACCEPTED = (
     "chatglm decoder ernie4_5 gemma gemma2 gemma3_text gemma3_vl_text gemma4_text gptoss granite granitemoehybrid "
     "hunyuandensev1 internlm2 lfm2 lfm2_audio_text lfm2_moe lfm2_vl_text llama mistral mistral3_text nemotron olmo phi "
@@ -51,7 +51,7 @@ REFUSED_TYPES = {
     **dict.fromkeys(("marian-ssru", "nemotron_speech", "parakeet_tdt", "streaming_enc_dec_asr"), ENCODER),
     "decoder-pipeline": "a decoder in several files",
 }
-"""Other names that onnxruntime-genai 0.18 knows, and what such a model has that Capstan does not run."""
+"""Other names that onnxruntime-genai 0.18 knows, and the parts of such models that Capstan does not run."""
 
 UNSEEN = {
     **dict.fromkeys(("gemma4", "gemma4_unified"), "the transform of its pictures"),
@@ -76,16 +76,17 @@ TEXT_OF = {
     "qwen3_vl": "qwen3_vl_text",
     "videochat_flash_qwen": "qwen2",
 }
-"""The name of the decoder by itself, where Capstan runs it."""
+"""The name of the decoder alone, if Capstan runs it."""
 
 
 def require_type(where: str, model_type: str) -> None:
-    """Raise UnsupportedModelError, with what such a model has and what to do, if models of this type do not run;
-    `where` is the field."""
+    """Raise UnsupportedModelError, with the unsupported parts and the remedy, if models of this type do not run;
+    `where` is the field.
+    """
     if model_type in (*SUPPORTED_TYPES, *HEARD_TYPES, *SEEN_TYPES):
         return
     runs = f"Capstan runs decoders with a key/value cache: {', '.join((*SUPPORTED_TYPES, *HEARD_TYPES, *SEEN_TYPES))}"
-    sees = f"; what Capstan lacks to see with it: {UNSEEN[model_type]}" if model_type in UNSEEN else ""
+    sees = f"; Capstan lacks the following for its pictures: {UNSEEN[model_type]}" if model_type in UNSEEN else ""
     if model_type in TEXT_OF:
         alone = f'"{TEXT_OF[model_type]}"'
         remedy = f"export the decoder with its embedding, without exclude_embeds, which is of type {alone}"

@@ -1,4 +1,4 @@
-"""Options of a decoder's sessions and of their execution providers, as genai_config.json gives them."""
+"""Options of a decoder's sessions and of their execution providers in genai_config.json."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ __all__ = [
     "unknown_options",
 ]
 
-# Options of the decoder's sessions that are known: of logging, threads, memory arenas and the CPU's fallback, which
-# change no result; Capstan decides by itself whether to validate.
+# Known options of the decoder's sessions: logging, threads, memory arenas and the CPU fallback, which change no result.
+# Capstan itself decides whether to validate.
 SESSION_OPTIONS = set(
     "log_id log_severity_level log_verbosity_level enable_profiling intra_op_num_threads inter_op_num_threads "  # noqa: SIM905
     "enable_cpu_mem_arena enable_mem_pattern disable_cpu_ep_fallback use_env_allocators graph_optimization_level "
@@ -37,7 +37,7 @@ WEBGPU_OPTIONS = {DISABLE_STORE, CAPTURE, "validationMode", LONG_ROPE, CACHE_BIT
 
 @dataclass(frozen=True)
 class GraphCapture:
-    """Whether a configuration asks for graph capture."""
+    """Whether a configuration requests graph capture."""
 
     on: bool
     where: str
@@ -72,7 +72,7 @@ def unknown_options(session_options: Section) -> tuple[str, ...]:
 
 
 def disables_store(session_options: Section) -> bool:
-    """Whether the session's options, or those of a provider that a page has, leave the browser's storage out."""
+    """Whether the session's options, or those of a page's provider, turn off the browser's storage."""
     given = False
     for options in provider_options(session_options, PROVIDERS):
         given = switched(options, DISABLE_STORE, given)
@@ -80,7 +80,7 @@ def disables_store(session_options: Section) -> bool:
 
 
 def graph_capture(session_options: Section) -> GraphCapture | None:
-    """Reads enableGraphCapture from WebGPU's options; the last one given counts. Raises ConfigError."""
+    """Reads enableGraphCapture from WebGPU's options; the last value counts. Raises ConfigError."""
     found = None
     for options in webgpu_options(session_options):
         if CAPTURE in options.value:
@@ -89,7 +89,7 @@ def graph_capture(session_options: Section) -> GraphCapture | None:
 
 
 def kv_cache_bits(session_options: Section) -> int:
-    """Reads kvCacheQuantizationBits from WebGPU's options; the last one given counts. Raises ConfigError."""
+    """Reads kvCacheQuantizationBits from WebGPU's options; the last value counts. Raises ConfigError."""
     found = 0
     for options in webgpu_options(session_options):
         value = options.value.get(CACHE_BITS, str(found))
@@ -115,7 +115,7 @@ def qdq_accuracy(session_options: Section) -> int:
 
 
 def rope_joined_at(decoder: Section) -> int:
-    """The length from which on a model's rotary factors are the long ones, 0 if it has one kind."""
+    """The first long row of a model's rotary tables; 0 if it has one kind of factors."""
     found = 0
     for options in webgpu_options(decoder.section("session_options", optional=True)):
         value = options.value.get(LONG_ROPE, str(found))

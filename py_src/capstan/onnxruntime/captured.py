@@ -21,9 +21,9 @@ __all__ = ["AutomaticCapture", "CapturedRun", "capture", "run_eagerly", "span_of
 class CapturedRun:
     """A recorded run, replayed without onnxruntime-web; made by `InferenceSession.capture`.
 
-    It reads the tensors that were bound as inputs and writes those bound as outputs: change an input by its
-    `update_inplace`, then `replay()`, then read an output. It was compared with an eager run before it was handed out,
-    owns the session that it was recorded from, and stays usable when the InferenceSession is closed. `close` frees it.
+    It reads the tensors that were bound as inputs and writes those bound as outputs: change an input with its
+    `update_inplace`, then call `replay()`, then read an output. It was compared with an eager run, owns the session
+    from which it was recorded, and stays usable after the InferenceSession is closed. `close` frees it.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class CapturedRun:
         return dict(self._opened().passes)
 
     def replay(self) -> None:
-        """Queue the run once; nothing waits, whatever is queued afterwards sees the results."""
+        """Queue the run once without a wait; work that is queued afterwards sees the results."""
         tape = self._opened()
         for name, value in [*self.inputs.items(), *self.outputs.items()]:
             if not value.has_value():
@@ -54,7 +54,7 @@ class CapturedRun:
         return list(self.outputs.values())
 
     def copy_outputs_to_cpu(self) -> list[Any]:
-        """The outputs of the last replay as arrays in Python's heap, all by one read."""
+        """The outputs of the last replay as arrays in Python's heap, all with one read."""
         call, twin = "CapturedRun.copy_outputs_to_cpu", "run.copy_outputs_to_cpu_async()"
         return blocking(self._host, call, twin, self.copy_outputs_to_cpu_async)
 
@@ -92,13 +92,14 @@ class CapturedRun:
 
 
 class AutomaticCapture:
-    """The capture of a session whose provider was given enableGraphCapture: its first run with an IO binding is
-    captured, the ones after are replays. A run that cannot be captured is eager, with a counted warning."""
+    """The capture of a session whose provider has enableGraphCapture: its first run with an IO binding is captured,
+    later ones are replays. A run that cannot be captured is eager, with a counted warning.
+    """
 
     def __init__(self) -> None:
         self._captured: CapturedRun | None = None
         self._refused: str | None = None
-        """Why no run of the session can be captured, once that was tried."""
+        """The reason why no run of the session can be captured, after an attempt."""
         self._turn = asyncio.Lock()
 
     async def run(
@@ -108,8 +109,9 @@ class AutomaticCapture:
         feeds: Sequence[BoundSpan],
         outputs: dict[str, BoundOutput],
     ) -> bool:
-        """Run what is bound; False if it was not, and has to run eagerly. Raises BindingError for other tensors than
-        those of the captured run, since a replay reads and writes these."""
+        """Run the bound tensors; False if the caller must run eagerly instead. Raises BindingError for other tensors
+        than those of the captured run, which a replay reads and writes.
+        """
         async with self._turn:
             if self._captured is None:
                 self._captured = await self._first(session, binding, feeds, outputs)
@@ -137,7 +139,7 @@ class AutomaticCapture:
             try:
                 require_capturable(session, feeds, outputs)
             except (BindingError, TapeError) as error:
-                # Other tensors may do; to see that costs nothing.
+                # Other tensors may work; another attempt costs nothing.
                 reason = str(error)
         if reason is None:
             try:
@@ -156,12 +158,12 @@ def run_eagerly(reason: str) -> None:
 async def capture(
     session: OpenSession, binding: IOBinding, feeds: Sequence[BoundSpan], outputs: dict[str, BoundOutput]
 ) -> CapturedRun:
-    """Record a run on what is bound; outputs bound to the device without memory get a tensor each, and keep it."""
+    """Record a run on the bound tensors; each output bound to the device without memory gets a tensor, and keeps it."""
     require_capturable(session, feeds, outputs)
     missing = [name for name, output in outputs.items() if output.value is None]
     made: dict[str, OrtValue] = {}
     if missing:
-        # An eager run tells the shapes.
+        # An eager run gives the shapes.
         for result in await session.opened().run(feeds, missing):
             with OrtValue(result.span, result.dtype, result.dims, session.device, owned=True):
                 label = f"output {result.name}"
@@ -180,11 +182,11 @@ def span_of(name: str, value: OrtValue) -> BoundSpan:
 
 
 def require_capturable(session: OpenSession, feeds: Sequence[BoundSpan], outputs: dict[str, BoundOutput]) -> None:
-    """Raise BindingError or TapeError for faults that show before a run is recorded."""
+    """Raise BindingError or TapeError for faults that are visible before a run is recorded."""
     if session.attention_window:
         raise TapeError(
-            f"attention looks back {session.attention_window} positions, which onnxruntime-web leaves out of a "
-            "captured run; use session.run_with_iobinding"
+            f"attention looks back {session.attention_window} positions, which onnxruntime-web ignores in a captured "
+            "run; use session.run_with_iobinding"
         )
     require_device(session, feeds, outputs)
     require_apart(feeds, [span_of(name, output.value) for name, output in outputs.items() if output.value])
@@ -198,14 +200,16 @@ def require_captured(run: CapturedRun, feeds: Sequence[BoundSpan], outputs: dict
     for name, output in outputs.items():
         if name not in run.outputs:
             had = ", ".join(map(repr, run.outputs))
-            raise BindingError(f"output {name!r} was not bound when the run was captured, {had} was; {REMEDY}")
+            raise BindingError(f"output {name!r} was not bound when the run was captured, but {had} was; {REMEDY}")
         if output.on_host:
-            raise BindingError(f"output {name!r} is bound to 'cpu', the captured run leaves it on 'webgpu'; {REMEDY}")
+            raise BindingError(
+                f"output {name!r} is bound to 'cpu', but the captured run leaves it on 'webgpu'; {REMEDY}"
+            )
         if output.value is not None:
             require_same("output", span_of(name, output.value), run.outputs[name])
 
 
-REMEDY = "bind what was bound at the first run, or make another session"
+REMEDY = "bind the tensors of the first run, or make another session"
 
 
 def require_same(kind: str, bound: BoundSpan, captured: OrtValue) -> None:
@@ -218,12 +222,12 @@ def require_same(kind: str, bound: BoundSpan, captured: OrtValue) -> None:
     raise BindingError(
         f"{kind} {bound.name!r} is bound to {list(bound.dims)} in buffer {bound.span.buffer.label!r}, and the run was "
         f"captured with another tensor, {list(captured.shape())} in {captured.span.buffer.label!r}, which a replay "
-        f"uses as {GRAPH_CAPTURE} asks; change that one by update_inplace, {REMEDY}"
+        f"with {GRAPH_CAPTURE} uses; change that tensor by update_inplace, {REMEDY}"
     )
 
 
 def require_device(session: OpenSession, feeds: Sequence[BoundSpan], outputs: dict[str, BoundOutput]) -> None:
-    """Raise unless everything that is bound is memory of the device: a replay moves nothing between host and device."""
+    """Raise unless all bound tensors are in the device's memory: a replay moves nothing between host and device."""
     if session.memory_info.heap == HOST_MEMORY.heap:
         raise TapeError(
             f"{session.get_providers()[0]} has no GPU commands to record; use 'WebGpuExecutionProvider', or run()"
@@ -245,6 +249,6 @@ def require_apart(feeds: Sequence[BoundSpan], fetches: Sequence[BoundSpan]) -> N
         other = owners.setdefault(id(fetch.span.buffer), f"output {fetch.name!r}")
         if other != f"output {fetch.name!r}":
             raise TapeError(
-                f"output {fetch.name!r} and {other} share buffer {fetch.span.buffer.label!r}; "
-                "a run in place cannot be captured, bind a buffer of its own"
+                f"output {fetch.name!r} and {other} share buffer {fetch.span.buffer.label!r}; a run in place cannot "
+                "be captured; bind separate buffers"
             )

@@ -1,4 +1,4 @@
-"""Whether a tensor fits an input or output of a session; every refusal names it, what was expected and got."""
+"""Checks whether a tensor fits an input or output of a session; every error gives the name, expected and got."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def check_dtype(kind: str, spec: TensorSpec, dtype: str) -> None:
 
 
 def check_dims(kind: str, spec: TensorSpec, dims: Sequence[int]) -> None:
-    """Raise BindingError unless rank and fixed dimensions are the model's; a free one takes any size."""
+    """Raise BindingError unless rank and fixed dimensions are the model's; free dimensions take any size."""
     fits = len(dims) == len(spec.dims) and all(
         isinstance(expected, str) or expected == got for expected, got in zip(spec.dims, dims, strict=True)
     )
     if not fits:
         raise BindingError(
-            f"{kind} {spec.name!r} has shape {list(spec.dims)}, got {list(dims)}; reshape the array, "
-            "free dimensions take any size"
+            f"{kind} {spec.name!r} has shape {list(spec.dims)}, got {list(dims)}; reshape the array (free dimensions "
+            "take any size)"
         )
 
 
@@ -50,11 +50,11 @@ def check_span(kind: str, name: str, span: DeviceSpan, dtype: str, dims: Sequenc
     """Raise BufferMismatchError if the buffer was closed, is too small or begins between two elements."""
     where = f"{kind} {name!r}: buffer {span.buffer.label!r}"
     if span.buffer.closed:
-        raise BufferMismatchError(f"{where} was closed; bind one that is open")
+        raise BufferMismatchError(f"{where} was closed; bind an open one")
     needed = byte_count(dtype, dims)
     if span.length < needed:
         raise BufferMismatchError(
-            f"{where} gives {span.length} bytes, {needed} expected for {dtype} {list(dims)}; bind a larger one"
+            f"{where} gives {span.length} bytes, expected {needed} for {dtype} {list(dims)}; bind a larger one"
         )
     size = ELEMENT_TYPES[dtype].size
     if span.offset % size:
@@ -78,8 +78,8 @@ def check_room(name: str, span: DeviceSpan, dtype: str, dims: Sequence[int]) -> 
     size = byte_count(dtype, dims)
     if size % 4 and span.offset + span.length < span.buffer.size:
         raise BufferMismatchError(
-            f"output {name!r}: buffer {span.buffer.label!r} goes on behind the {size} bytes of the tensor, expected "
-            "none or a multiple of 4 bytes: a GPU writes whole words; bind a buffer of its own"
+            f"output {name!r}: buffer {span.buffer.label!r} continues after the {size} bytes of the tensor, expected "
+            "its end or a multiple of 4 bytes: a GPU writes whole words; bind a separate buffer"
         )
 
 
@@ -98,13 +98,13 @@ def check_apart(feeds: Sequence[BoundSpan], fetches: Sequence[Fetch], in_place: 
                 continue
             raise BindingError(
                 f"output {fetch.name!r} and {kind} {other.name!r} share memory of buffer {fetch.span.buffer.label!r}: "
-                f"one would overwrite the other; bind output {fetch.name!r} to memory of its own"
+                f"one would overwrite the other; bind output {fetch.name!r} to separate memory"
             )
         others.append(("output", fetch, where))
 
 
 Extent = tuple[object, int, int]
-"""The memory, and the first byte and the end in it."""
+"""The memory, with the first byte and the end in it."""
 
 
 def extent(tensor: BoundSpan) -> Extent:
@@ -145,6 +145,6 @@ def check_placed(kind: str, name: str, span: DeviceSpan, memory: MemoryInfo) -> 
         )
     if not memory.heap and span.buffer.memory.memory_type is memory.memory_type and span.offset:
         raise BufferMismatchError(
-            f"{where} is used from byte {span.offset}, expected byte 0: onnxruntime-web binds whole buffers; "
-            "copy the span into a buffer of its own"
+            f"{where} is used from byte {span.offset}, expected byte 0: onnxruntime-web binds whole buffers; copy the "
+            "span into a separate buffer"
         )

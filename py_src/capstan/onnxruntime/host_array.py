@@ -16,7 +16,7 @@ __all__ = ["HostArray", "as_array", "empty"]
 
 @dataclass(frozen=True)
 class HostArray:
-    """A tensor's bytes where they are, and what they mean."""
+    """A tensor's bytes in place, with their type and shape."""
 
     data: memoryview
     """The bytes, flat (format 'B')."""
@@ -45,18 +45,18 @@ class HostArray:
             found = dtype
         if found is None:
             raise BindingError(
-                f"{what} has elements of format {view.format!r}; they must be one of {', '.join(ELEMENT_TYPES)}, "
-                "in this machine's byte order"
+                f"{what} has elements of format {view.format!r}; they must be one of {', '.join(ELEMENT_TYPES)}, in "
+                "this machine's byte order"
             )
         dims = shape if shape is not None else tuple(view.shape or ())
         needed = byte_count(found, dims)
         if needed != view.nbytes:
-            raise BindingError(f"{what}: {view.nbytes} bytes given, {needed} expected for {found} {list(dims)}")
+            raise BindingError(f"{what}: {view.nbytes} bytes given, expected {needed} for {found} {list(dims)}")
         return cls(flat(view), found, dims)
 
     @classmethod
     def to_write(cls, what: str, value: Any, dtype: str | None = None) -> HostArray:
-        """A view that can be written through; BindingError if the array is read-only or not C-contiguous."""
+        """A writable view. Raises BindingError if the array is read-only or not C-contiguous."""
         host = cls.of(what, value, dtype)
         if host.data.nbytes and (host.data.readonly or not memoryview(_buffer(value)).c_contiguous):
             raise BindingError(f"{what} is read-only or not C-contiguous; give an array that can be written in place")
@@ -68,13 +68,13 @@ def _buffer(value: Any) -> Any:
 
 
 def flat(view: memoryview) -> memoryview:
-    """The bytes of a view: the same memory where it is contiguous, else a copy."""
+    """The bytes of a view: the same memory if it is contiguous, else a copy."""
     if view.nbytes == 0:
         return memoryview(b"")
     try:
         return view.cast("B")
     except TypeError:
-        # Not contiguous, or of a format with a byte order, as ctypes gives them.
+        # Not contiguous, or of a format with a byte order, such as that of ctypes.
         return memoryview(view.tobytes())
 
 
@@ -84,9 +84,9 @@ def empty(dtype: str, dims: Sequence[int]) -> HostArray:
 
 
 def as_array(host: HostArray) -> Any:
-    """The tensor as its user sees it, over the same memory: an ndarray if numpy is loaded, else a memoryview.
+    """The tensor for its user, over the same memory: an ndarray if numpy is loaded, else a memoryview.
 
-    A memoryview has no dimension of size 0 (it is then flat) and, where Python cannot cast to it, no float16 (it then
+    A memoryview has no dimension of size 0 (it is then flat) and, if Python cannot cast to it, no float16 (it then
     shows the bits as uint16).
     """
     numpy = sys.modules.get("numpy")

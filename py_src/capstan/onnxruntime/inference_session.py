@@ -38,22 +38,22 @@ class NodeArg:
     name: str
     shape: list[int | str | None]
     type: str
-    """As in 'tensor(float)'."""
+    """Such as 'tensor(float)'."""
 
 
 class InferenceSession(OpenSession):
     """A model ready to run; see onnxruntime.InferenceSession.
 
-    `path_or_bytes` is a URL of the page's origin, a file, or the serialized model. External data is read from next to
-    a path, kept in the browser's storage unless `sess_options` say otherwise, and on WebGPU shared by all sessions and
+    `path_or_bytes` is a URL of the page's origin, a file, or the serialized model. External data is read from next to a
+    path, kept in the browser's storage unless `sess_options` turn that off, and on WebGPU shared by all sessions and
     models of the page. `providers` are names, or pairs (name, options), in order of preference:
-    'WebGpuExecutionProvider' (or 'webgpu') and 'CPUExecutionProvider' ('wasm', 'cpu'). A step down to the next is
-    warned of; without `providers` it is WebGPU on a hardware adapter, else the CPU. `get_providers()` tells what is
-    used.
+    'WebGpuExecutionProvider' (or 'webgpu') and 'CPUExecutionProvider' ('wasm', 'cpu'). A step down to the next one
+    gives a warning; the default is WebGPU on a hardware adapter, else the CPU. `get_providers()` returns the provider
+    in use.
 
     With ('WebGpuExecutionProvider', {'enableGraphCapture': '1'}) the first `run_with_iobinding` is captured, as by
-    `capture`, and later runs are replays: they read and write the tensors that were bound then, and binding others
-    raises BindingError. A run that cannot be captured is eager, with a FallbackWarning that gives the reason.
+    `capture`, and later runs are replays: they read and write the tensors of the first run, and other tensors raise
+    BindingError. A run that cannot be captured is eager, with a FallbackWarning that gives the reason.
 
     `InferenceSession(...)` blocks, which in a page needs JavaScript Promise Integration; `await
     InferenceSession.create(...)` never blocks. The same holds for every method that has a twin named `..._async`.
@@ -120,9 +120,10 @@ class InferenceSession(OpenSession):
         return [node_arg(spec) for spec in self.outputs.values()]
 
     def query_memory_requirements(self, shapes: Mapping[str, Sequence[int]] | None = None) -> SessionRequirements:
-        """Bytes that the session takes, and a run with inputs of these shapes: weights, each input and output, and the
-        scratch of onnxruntime, an estimate until such a run was the last one. Inputs without free dimensions may be
-        left out. Raises BindingError."""
+        """Bytes of the session and of a run with inputs of these shapes: weights, each input and output, and
+        onnxruntime's scratch, which is an estimate unless the last run had these shapes. Inputs without free dimensions
+        may be left out. Raises BindingError.
+        """
         self.opened()
         alignment = self.alignment_requirements().start
         return session_requirements(
@@ -131,8 +132,9 @@ class InferenceSession(OpenSession):
         )
 
     def alignment_requirements(self) -> AlignmentRequirements:
-        """The start, size and span alignments of buffers for inputs and outputs, in bytes. Each tensor has a buffer of
-        its own."""
+        """The start, size and span alignments of buffers for inputs and outputs, in bytes. Each tensor has a separate
+        buffer.
+        """
         return AlignmentRequirements.of(self.memory_info, self.device.about())
 
     def _note(self, feeds: Sequence[BoundSpan], results: Sequence[BoundSpan]) -> None:
@@ -146,11 +148,11 @@ class InferenceSession(OpenSession):
     def run(
         self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], *, out: Mapping[str, Any] | None = None
     ) -> list[Any]:
-        """Run on arrays (PEP 3118 buffers) or OrtValues; returns the outputs named, all for None, as arrays.
+        """Run on arrays (PEP 3118 buffers) or OrtValues; returns the named outputs (None means all) as arrays.
 
-        Outputs named in `out` are written straight into the arrays given there. However many outputs there are, they
-        come from a GPU in the run's own last submit, by one map. Raises BindingError for names, types and shapes that
-        the model does not have, and for arrays that overlap.
+        Outputs named in `out` are written directly into the given arrays. All outputs come from a GPU in the run's own
+        last submit, with one map. Raises BindingError for names, types and shapes that the model does not have, and for
+        arrays that overlap.
         """
         twin = "session.run_async(...)"
         return blocking(self.host, "session.run", twin, lambda: self.run_async(output_names, input_feed, out=out))
@@ -161,7 +163,7 @@ class InferenceSession(OpenSession):
         """`run`, without blocking."""
         session = self.opened()
         if self._automatic is not None:
-            run_eagerly("run() places its arrays again each time; bind them, and use run_with_iobinding")
+            run_eagerly("run() places its arrays again in each run; bind them, and use run_with_iobinding")
         names = list(self.outputs if output_names is None else output_names)
         targets = self._targets(names, out or {})
         with ExitStack() as borrowed:
@@ -187,10 +189,10 @@ class InferenceSession(OpenSession):
         ]
 
     def run_with_iobinding(self, iobinding: IOBinding) -> None:
-        """Run on what is bound; `iobinding.get_outputs()` are the results.
+        """Run on the bound tensors; `iobinding.get_outputs()` are the results.
 
-        Those bound to the host are there then: from a GPU they come in the run's own last submit, by one map. Raises
-        BindingError, before anything runs, for an output that overlaps another tensor of the run.
+        Results bound to the host are complete then: from a GPU they come in the run's own last submit, with one map.
+        Raises BindingError, before anything runs, for an output that overlaps another tensor of the run.
         """
         twin = "session.run_with_iobinding_async(binding)"
         call = "session.run_with_iobinding"
@@ -212,9 +214,10 @@ class InferenceSession(OpenSession):
         ]
 
     def capture(self, iobinding: IOBinding) -> CapturedRun:
-        """Record one run on what is bound as a tape of GPU commands; see CapturedRun. Raises TapeError with the reason
-        where that cannot be: on the CPU, for outputs bound to 'cpu', for models that choose their path, work in place
-        or have attention with a window."""
+        """Record one run on the bound tensors as a tape of GPU commands; see CapturedRun. Raises TapeError with the
+        reason if that is impossible: on the CPU, for outputs bound to 'cpu', for models that choose their path, work in
+        place or have attention with a window.
+        """
         twin = "session.capture_async(binding)"
         return blocking(self.host, "session.capture", twin, lambda: self.capture_async(iobinding))
 
@@ -247,7 +250,8 @@ class InferenceSession(OpenSession):
 
     def bound(self, iobinding: IOBinding) -> tuple[list[BoundSpan], dict[str, BoundOutput]]:
         """The inputs and outputs of a run. Raises BindingError if one is not bound, BufferMismatchError if its buffer
-        is gone."""
+        was closed.
+        """
         if iobinding.session is not self:
             raise BindingError("this binding belongs to another session; use session.io_binding() of this one")
         inputs = self._complete(iobinding.inputs)
@@ -259,8 +263,9 @@ class InferenceSession(OpenSession):
         return feeds, dict(iobinding.outputs)
 
     async def _moved(self, given: Sequence[BoundSpan], spare: Callable[[str, int], DeviceBuffer]) -> list[BoundSpan]:
-        """The inputs where the session can be bound to them: where they are if it can, else in a buffer from
-        `spare(name, size)`."""
+        """The inputs in memory that the session can bind: in place if possible, else in a buffer from `spare(name,
+        size)`.
+        """
         feeds: list[BoundSpan] = []
         copies: list[tuple[DeviceSpan, DeviceSpan]] = []
         mapped: list[tuple[DeviceSpan, DeviceSpan]] = []
@@ -285,7 +290,7 @@ class InferenceSession(OpenSession):
         return feeds
 
     def _given(self, name: str, value: Any) -> BoundSpan:
-        """An input of `run` where the caller has it, checked."""
+        """An input of `run` in the caller's memory, checked."""
         spec = self.inputs[name]
         if isinstance(value, OrtValue) and value.device_name() != "cpu":
             span, dtype, dims = open_span("input", name, value), value.dtype, tuple(value.shape())
@@ -318,7 +323,7 @@ class InferenceSession(OpenSession):
             self._spare[name] = buffer
 
     def _complete(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The inputs in the model's order. Raises BindingError for one that is unknown or missing."""
+        """The inputs in the model's order. Raises BindingError for an unknown or missing one."""
         for name in given:
             known("input", self.inputs, name)
         missing = [name for name in self.inputs if name not in given]
@@ -327,7 +332,7 @@ class InferenceSession(OpenSession):
         return {name: given[name] for name in self.inputs}
 
     def _targets(self, names: Sequence[str], out: Mapping[str, Any]) -> dict[str, HostArray]:
-        """The arrays of `out`, checked as far as that is possible before the run."""
+        """The arrays of `out`, with the checks that are possible before the run."""
         for name in names:
             known("output", self.outputs, name)
         targets = {}

@@ -1,4 +1,4 @@
-"""IOBinding: which tensor each input and output of a session is, bound once and used by many runs."""
+"""IOBinding: the tensors of a session's inputs and outputs, bound once and used by many runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class IOBinding:
     """The tensors of a session's runs; see onnxruntime.IOBinding. Made by `InferenceSession.io_binding()`.
 
     A call that raises leaves earlier bindings unchanged. Arrays bound as inputs of a session on WebGPU are copied to
-    the device at once, as onnxruntime does; a session on the CPU uses them in place.
+    the device immediately, as in onnxruntime; a session on the CPU uses them in place.
     """
 
     def __init__(self, session: OpenSession) -> None:
@@ -53,7 +53,7 @@ class IOBinding:
         self.bind_ortvalue_input(name, value)
 
     def bind_ortvalue_input(self, name: str, ortvalue: OrtValue) -> None:
-        """Bind a tensor; one on the device is used where it is, so what it holds at each run is the input."""
+        """Bind a tensor. A tensor on the device is used in place: each run reads its present contents."""
         spec = known("input", self.session.inputs, name)
         check_dtype("input", spec, ortvalue.dtype)
         check_dims("input", spec, ortvalue.shape())
@@ -77,18 +77,18 @@ class IOBinding:
         *,
         memory_info: MemoryInfo | None = None,
     ) -> None:
-        """Bind an output to new memory of 'cpu' or 'webgpu', made at each run, or to memory that is there.
+        """Bind an output to new memory of 'cpu' or 'webgpu', made at each run, or to existing memory.
 
-        `buffer_ptr` is as in `bind_input`; then element type and shape are needed too. Without it a `memory_info` of
-        the session's device names the place instead of `device_type`. Host accessible memory is what 'cpu' is: the
-        result is in Python's heap after the run, and its `numpy()` a view.
+        `buffer_ptr` is that of `bind_input`, and then element type and shape are required. Without it, a `memory_info`
+        of the session's device may name the memory instead of `device_type`. Host accessible memory means 'cpu': the
+        result is in Python's heap after the run, and its `numpy()` is a view.
         """
         spec = known("output", self.session.outputs, name)
         if memory_info is not None:
             if buffer_ptr is not None:
                 raise OptionError(
-                    f"output {name!r}: memory_info says where new memory is made, and buffer_ptr is memory that is "
-                    "there; leave one of them out"
+                    f"output {name!r}: memory_info names the place of new memory, and buffer_ptr is existing memory; "
+                    "leave one of them out"
                 )
             device_type = self._device_type(name, memory_info)
         on_host = device_type_of(device_type) == "cpu"
@@ -103,7 +103,7 @@ class IOBinding:
             check_dims("output", spec, shape)
         if not on_host and self.session.memory_info.heap == HOST_MEMORY.heap:
             raise BufferMismatchError(
-                f"output {name!r}: device {device_type!r} was requested, the session computes on "
+                f"output {name!r}: device {device_type!r} was requested, but the session computes on "
                 f"{self.session.get_providers()[0]}; bind it to 'cpu'"
             )
         self.outputs[name] = BoundOutput(None, on_host)
@@ -121,7 +121,7 @@ class IOBinding:
         on_host = ortvalue.memory_info.heap == HOST_MEMORY.heap
         if on_host:
             if ortvalue.host().data.readonly and ortvalue.tensor_size_in_bytes():
-                raise BindingError(f"output {name!r}: the array is read-only; bind one that can be written")
+                raise BindingError(f"output {name!r}: the array is read-only; bind a writable one")
         else:
             check_placed("output", name, ortvalue.span, self.session.memory_info)
             check_held("output", name, ortvalue.dtype, self.session.opened())
@@ -129,26 +129,26 @@ class IOBinding:
         self.outputs[name] = BoundOutput(ortvalue, on_host)
 
     def clear_binding_inputs(self) -> None:
-        """Forget the inputs."""
+        """Remove all bound inputs."""
         self.inputs.clear()
 
     def clear_binding_outputs(self) -> None:
-        """Forget the outputs and the results."""
+        """Remove all bound outputs and the results."""
         self.outputs.clear()
         self.results.clear()
 
     def synchronize_inputs(self) -> None:
-        """Nothing to do: a run is queued after the copies of its inputs, on the same queue."""
+        """Does nothing: a run is queued after the copies of its inputs, on the same queue."""
 
     def synchronize_outputs(self) -> None:
-        """Nothing to do: reading a result is queued after the run; results bound to 'cpu' are there after the run."""
+        """Does nothing: reading a result is queued after the run; results bound to 'cpu' are complete after the run."""
 
     def get_outputs(self) -> list[OrtValue]:
         """The results of the last run, in the order in which outputs were bound."""
         return list(self.results)
 
     def copy_outputs_to_cpu(self) -> list[Any]:
-        """The results of the last run as arrays in Python's heap; those on a device come by one read."""
+        """The results of the last run as arrays in Python's heap; those on a device come with one read."""
         if all(value.device_name() == "cpu" for value in self.results):
             return [value.numpy() for value in self.results]
         call, twin = "copy_outputs_to_cpu", "binding.copy_outputs_to_cpu_async()"
@@ -163,8 +163,8 @@ class IOBinding:
         places = [self.session.device.get_memory_info(kind) for kind in MemoryType]
         if memory_info not in (*places, HOST_MEMORY):
             raise BufferMismatchError(
-                f"output {name!r}: {memory_info} is no place of the session's device, expected one of "
-                f"{', '.join(map(str, places))}; ask session.device.get_memory_info"
+                f"output {name!r}: {memory_info} is not a memory of the session's device, expected one of "
+                f"{', '.join(map(str, places))}; use session.device.get_memory_info"
             )
         staging = memory_info.memory_type is MemoryType.HOST_ACCESSIBLE
         return "cpu" if staging or memory_info.heap == HOST_MEMORY.heap else memory_info.device
@@ -188,7 +188,7 @@ class IOBinding:
         """A tensor that borrows the memory which a script bound by its parts: type, shape and buffer."""
         dtype = dtype_of(element_type)
         if device_id != 0:
-            raise BufferMismatchError(f"{kind} {name!r}: device_id is {device_id!r}, expected 0; a page has one device")
+            raise BufferMismatchError(f"{kind} {name!r}: device_id is {device_id!r}, expected 0: a page has one device")
         if isinstance(memory, int):
             raise BindingError(
                 f"{kind} {name!r}: buffer_ptr is the address {memory:#x}; "
@@ -199,11 +199,11 @@ class IOBinding:
         on_host = place.heap == HOST_MEMORY.heap
         if ("cpu" if on_host else place.device) != device_type_of(device_type):
             raise BufferMismatchError(
-                f"{kind} {name!r}: device_type is {device_type!r} and buffer {span.buffer.label!r} is in {place.name} "
-                f"of {place.device}; give the type of the buffer's device"
+                f"{kind} {name!r}: device_type is {device_type!r}, but buffer {span.buffer.label!r} is in "
+                f"{place.name} of {place.device}; give the type of the buffer's device"
             )
         if shape is None:
-            raise BindingError(f"{kind} {name!r}: a buffer was given without its shape; give the shape too")
+            raise BindingError(f"{kind} {name!r}: a buffer was given without its shape; give the shape, too")
         dims = sizes(shape)
         check_span(kind, name, span, dtype, dims)
         return OrtValue(span, dtype, dims, None if on_host else self.session.device, keep=memory)
@@ -215,7 +215,7 @@ def span_of(kind: str, name: str, memory: Any) -> DeviceSpan:
         return open_span(kind, name, memory)
     if isinstance(memory, DeviceBuffer):
         if memory.closed:
-            raise BufferMismatchError(f"{kind} {name!r}: buffer {memory.label!r} was closed; bind one that is open")
+            raise BufferMismatchError(f"{kind} {name!r}: buffer {memory.label!r} was closed; bind an open one")
         return memory.span()
     if isinstance(memory, DeviceSpan):
         return memory
@@ -224,7 +224,7 @@ def span_of(kind: str, name: str, memory: Any) -> DeviceSpan:
 
 
 def open_span(kind: str, name: str, value: OrtValue) -> DeviceSpan:
-    """The bytes of a tensor that is to be bound. Raises BufferMismatchError if it was closed."""
+    """The bytes of a tensor to bind. Raises BufferMismatchError if it was closed."""
     if not value.has_value():
-        raise BufferMismatchError(f"{kind} {name!r}: the OrtValue was closed; bind one that is open")
+        raise BufferMismatchError(f"{kind} {name!r}: the OrtValue was closed; bind an open one")
     return value.span

@@ -1,5 +1,6 @@
-"""Runs a model on a prompt a layer at a time, with all that its nodes compute read back: for values that it does not
-output, or that its sessions here do not."""
+"""Runs a model on a prompt layer by layer, and reads back all results of its nodes: for values that the model, or its
+sessions here, do not output.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ LAYERS: dict[str, Made] = {
 
 @dataclass(frozen=True)
 class Layer:
-    """A slice of the graph, after its run."""
+    """A slice of the graph after its run."""
 
     model: ModelProto
     """The whole graph."""
@@ -49,8 +50,9 @@ class Layer:
 async def layered_run(
     host: Host, folder: str, config: GenaiConfig, onnx: bytes, device: str, ids: Sequence[int]
 ) -> AsyncIterator[Layer]:
-    """Run a prompt through the graph. A slice of the graph has its weights in itself, so that those of one layer are in
-    memory at a time. Raises UnsupportedModelError, and what InferenceSession raises."""
+    """Run a prompt through the graph. Each slice of the graph contains its weights, so that only one layer's are in
+    memory at a time. Raises UnsupportedModelError, and the errors of InferenceSession.
+    """
     parsed = graph.parse(onnx, config.decoder.filename)
     require_whole(parsed, "a run of one layer at a time")
     parsed = rewritten(parsed, LAYERS[device], Rewriting(config, run_length=len(ids)))
@@ -73,7 +75,7 @@ async def layered_run(
 async def computed_output(
     host: Host, folder: str, config: GenaiConfig, onnx: bytes, device: str, ids: Sequence[int], name: str
 ) -> HostArray:
-    """An output of the graph after a run over a prompt. Raises what `layered_run` raises."""
+    """An output of the graph after a run over a prompt. Raises the errors of `layered_run`."""
     async for layer in layered_run(host, folder, config, onnx, device, ids):
         if name in layer.values:
             return layer.values[name]
@@ -81,7 +83,9 @@ async def computed_output(
 
 
 def feeds(parsed: ModelProto, config: GenaiConfig, ids: Sequence[int]) -> dict[str, HostArray]:
-    """The inputs of a first run over the prompt. Raises UnsupportedModelError for one that Capstan does not feed."""
+    """The inputs of a first run over the prompt. Raises UnsupportedModelError for an input that Capstan does not
+    feed.
+    """
     decoder, length = config.decoder, len(ids)
     names = decoder.inputs
     about = graph.describe(

@@ -1,4 +1,4 @@
-"""Finds the first value in a model that is NaN or infinite, for exports whose logits are all NaN."""
+"""Finds the first NaN or infinite value in a model, for exports whose logits are all NaN."""
 
 from __future__ import annotations
 
@@ -25,29 +25,30 @@ HALF_INFINITY = 0x7C00
 @dataclass(frozen=True)
 class NotFinite:
     """The first node, in the graph's order, that makes a NaN or plus infinity; else the one that makes the minus
-    infinities of the logits. Those of masks mean nothing."""
+    infinities of the logits; those of masks are ignored.
+    """
 
     node: str
     """Its name."""
     op_type: str
     layer: int | None
-    """The number in its name; None where there is none, as of the embedding and the output projection."""
+    """The layer number in its name; None without one, as for the embedding and the output projection."""
     output: str
-    """The tensor."""
+    """The output tensor."""
     shape: tuple[int, ...]
     nan: int
-    """How many of its values are NaN."""
+    """The number of its values that are NaN."""
     above: int
-    """How many are plus infinity."""
+    """The number of plus infinities."""
     below: int
-    """How many are minus infinity."""
+    """The number of minus infinities."""
     inputs: Mapping[str, int]
-    """The node's inputs, weights too, that are not finite themselves, and how many of their values."""
+    """The node's inputs, including weights, that are not finite themselves, with the number of such values."""
 
     def __str__(self) -> str:
         where = "" if self.layer is None else f" of layer {self.layer}"
         read = ", ".join(f"{name} has {count}" for name, count in self.inputs.items())
-        begin = f"; of what it reads, {read}" if read else "; all that it reads is finite"
+        begin = f"; of its inputs, {read}" if read else "; all its inputs are finite"
         count = math.prod(self.shape)
         return (
             f"node {self.node} ({self.op_type}){where}: {self.nan} of the {count} values of {self.output} are NaN and "
@@ -58,10 +59,11 @@ class NotFinite:
 async def find_not_finite(
     host: Host, folder: str, config: GenaiConfig, onnx: bytes, device: str, ids: Sequence[int]
 ) -> NotFinite | None:
-    """Run a prompt through the graph a layer at a time; None if all that its nodes compute is finite. Raises
-    PromptError, and what `layered_run` raises."""
+    """Run a prompt through the graph layer by layer; None if all results of its nodes are finite. Raises PromptError,
+    and the errors of `layered_run`.
+    """
     if not ids:
-        raise PromptError("the prompt is empty; give the token ids at whose end the logits are no numbers")
+        raise PromptError("the prompt is empty; give the token ids after which the logits are NaN")
     below: dict[str, NotFinite] = {}
     async for layer in layered_run(host, folder, config, onnx, device, ids):
         weights = weights_of(layer)
@@ -94,7 +96,7 @@ def not_finite_outputs(
         bad = {each: sum(counts(found)) for each, found in read.items() if found is not None}
         inputs = {each: count for each, count in bad.items() if count}
         layer = layer_of(node)
-        # The norm after the last layer is numbered as if it were in another one.
+        # The norm after the last layer has the number of a further layer.
         within = layer if layer is not None and layer < layers else None
         yield NotFinite(node.name, node.op_type, within, name, tuple(value.dims), nan, above, below, inputs)
 
@@ -111,7 +113,7 @@ def weights_of(layer: Layer) -> dict[str, HostArray]:
 
 
 def counts(value: HostArray) -> tuple[int, int, int]:
-    """How many elements are NaN, plus and minus infinity; none of integers."""
+    """The numbers of elements that are NaN, plus and minus infinity; zeros for integers."""
     if value.dtype not in FLOATS or not value.data.nbytes:
         return 0, 0, 0
     if value.dtype == "float16":
@@ -119,7 +121,7 @@ def counts(value: HostArray) -> tuple[int, int, int]:
         nan = sum(count for bits, count in halves.items() if bits & 0x7FFF > HALF_INFINITY)
         return nan, halves[HALF_INFINITY], halves[HALF_INFINITY | 0x8000]
     numbers = value.data.cast("f" if value.dtype == "float32" else "d")
-    # One pass in C: NaN and infinity show in the sum, which does not overflow for finite values.
+    # One pass in C: NaN and infinity make the sum not finite, and finite values do not overflow it.
     if value.dtype == "float32" and math.isfinite(sum(numbers)):
         return 0, 0, 0
     nan = sum(map(math.isnan, numbers))

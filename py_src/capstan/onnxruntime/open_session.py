@@ -28,7 +28,7 @@ class OpenSession:
         self.outputs = {spec.name: spec for spec in placed.session.outputs}
 
     def get_providers(self) -> list[str]:
-        """The provider that is used."""
+        """The provider in use."""
         return [provider_of(self.device)]
 
     @property
@@ -39,11 +39,11 @@ class OpenSession:
     def opened(self) -> DeviceSession:
         """The device's session. Raises ClosedError."""
         if self._session is None:
-            raise ClosedError(f"{self.label} was closed; make another one")
+            raise ClosedError(f"{self.label} was closed; make a new one")
         return self._session
 
     def place(self, name: str, host: HostArray) -> OrtValue:
-        """An input array where the session takes it: in place, or in a new buffer of the device."""
+        """An input array in memory that the session takes: in place, or in a new buffer of the device."""
         if self.stays_on_host(host):
             return OrtValue.of_host(host)
         value = OrtValue.on_device(self.device, host.dtype, host.dims, f"input {name}", category="io", owner=self.label)

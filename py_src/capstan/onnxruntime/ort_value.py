@@ -1,4 +1,4 @@
-"""OrtValue: a tensor with a place, in Python's heap or on a device."""
+"""OrtValue: a tensor in Python's heap or on a device."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from .providers import at_once, blocking, device_type_of, open_device
 __all__ = ["HOST_MEMORY", "OrtValue", "arrays_of", "host_bytes", "host_span", "store"]
 
 HOST_MEMORY = MemoryInfo("Cpu", "cpu", MemoryType.DEFAULT, heap="python", alignment=1)
-"""Arrays of the program: the same heap as the buffers of the devices that compute on the CPU."""
+"""The memory of the program's arrays, which is also that of the buffers of CPU devices."""
 
 
 class OrtValue:
     """A tensor; see onnxruntime.OrtValue.
 
-    A value in Python's heap ('cpu') shares the memory of the array that it was made of, and `numpy()` is a view of it.
-    A value on a device owns a buffer there, or borrows one; its own is freed by `close`, at the end of a `with` block
-    or with the last reference to the value. Each method that waits has a twin with `_async` at the end of its name.
+    A value in Python's heap ('cpu') shares the memory of the array from which it was made, and `numpy()` is a view of
+    it. A value on a device owns a buffer there, or borrows one; an owned one is freed by `close`, at the end of a
+    `with` block or with the last reference to the value. Each method that waits has a twin with `_async` at the end of
+    its name.
     """
 
     def __init__(
@@ -39,7 +40,9 @@ class OrtValue:
         owned: bool = False,
         keep: Any = None,
     ) -> None:
-        """`device` is None for Python's heap; `owned` closes the buffer with the value; `keep` lives as long as it."""
+        """`device` is None for Python's heap; `owned` closes the buffer with the value; `keep` lives as long as the
+        value.
+        """
         self._span = span
         self._dtype = dtype
         self._dims = tuple(dims)
@@ -133,8 +136,8 @@ class OrtValue:
         try:
             if memory_info is not None and device.get_memory_info(kind) != memory_info:
                 raise BufferMismatchError(
-                    f"{memory_info} is not a place of the device that is open, {device.get_memory_info(kind)}; "
-                    "take the memory_info of a session, or name device_type='webgpu'"
+                    f"{memory_info} is not a memory of the open device, {device.get_memory_info(kind)}; use the "
+                    "memory_info of a session, or name device_type='webgpu'"
                 )
             return cls.on_device(device, dtype, dims, "OrtValue", memory_type=kind)
         finally:
@@ -144,7 +147,7 @@ class OrtValue:
     def span(self) -> DeviceSpan:
         """The bytes. Raises ClosedError after `close`."""
         if self._free is not None and not self._free.alive:
-            raise ClosedError(f"this OrtValue ({self._dtype} {list(self._dims)}) was closed; make another one")
+            raise ClosedError(f"this OrtValue ({self._dtype} {list(self._dims)}) was closed; make a new one")
         return self._span
 
     @property
@@ -167,11 +170,11 @@ class OrtValue:
         return list(self._dims)
 
     def data_type(self) -> str:
-        """As in 'tensor(float)'."""
+        """Such as 'tensor(float)'."""
         return ELEMENT_TYPES[self._dtype].tensor
 
     def element_type(self) -> int:
-        """ONNX's number, as in TensorProto.FLOAT."""
+        """ONNX's number, such as TensorProto.FLOAT."""
         return ELEMENT_TYPES[self._dtype].onnx
 
     def tensor_size_in_bytes(self) -> int:
@@ -191,14 +194,14 @@ class OrtValue:
         return self._free is None or self._free.alive
 
     def data_ptr(self) -> OrtValue:
-        """The argument `buffer_ptr` of `bind_input`: the value itself, as a page has no addresses."""
+        """The argument `buffer_ptr` of `bind_input`: the value itself, since a page has no addresses."""
         return self
 
     def numpy(self, *, out: Any = None) -> Any:
-        """The tensor as an ndarray (a memoryview where numpy is not loaded).
+        """The tensor as an ndarray (a memoryview if numpy is not loaded).
 
-        In Python's heap that is a view. From a device it is a copy, or `out`, a writable array of the same type and
-        shape that is written in place; either way the bytes are copied once.
+        A tensor in Python's heap gives a view. A tensor on a device gives a copy, or `out`, a writable array of the
+        same type and shape; either way the bytes are copied once.
         """
         if self._device is None:
             return as_array(self.host()) if out is None else self._written(out)
@@ -213,7 +216,7 @@ class OrtValue:
         return as_array(target) if out is None else out
 
     async def read_into(self, target: HostArray) -> None:
-        """Copy the elements into an array of the same type and shape. Raises BindingError if it is another."""
+        """Copy the elements into an array of the same type and shape. Raises BindingError for another array."""
         self.require_same("the array for the result", target)
         if self._device is None:
             store(target.data, self.host().data)
@@ -225,7 +228,7 @@ class OrtValue:
         return HostArray(host_bytes(self.span)[: self.tensor_size_in_bytes()], self._dtype, self._dims)
 
     def update_inplace(self, array: Any) -> None:
-        """Overwrite the elements with an array of the same type and shape: one copy, nothing waits."""
+        """Overwrite the elements with an array of the same type and shape, with one copy and no wait."""
         host = HostArray.of("the array", array, self._dtype)
         self.require_same("the array", host)
         span = self.span
@@ -258,13 +261,13 @@ class OrtValue:
         """Raise BindingError unless an array has the tensor's type and shape; `what` names it."""
         if (host.dtype, host.dims) != (self._dtype, self._dims):
             raise BindingError(
-                f"{what} is {host.dtype} {list(host.dims)}, the OrtValue {self._dtype} {list(self._dims)}; "
-                "they must be the same"
+                f"{what} is {host.dtype} {list(host.dims)}, the OrtValue is {self._dtype} {list(self._dims)}; they "
+                "must be the same"
             )
 
 
 async def arrays_of(values: Sequence[OrtValue]) -> list[Any]:
-    """The tensors as arrays: views of those in Python's heap, the others by one read of each device."""
+    """The tensors as arrays: views of those in Python's heap, the others with one read of each device."""
     found: list[HostArray] = []
     reads: dict[DeviceInterface, list[tuple[DeviceSpan, memoryview]]] = {}
     for value in values:
@@ -279,14 +282,14 @@ async def arrays_of(values: Sequence[OrtValue]) -> list[Any]:
 
 
 def free(buffer: DeviceBuffer, device: DeviceInterface | None) -> None:
-    """Give back what a value owned."""
+    """Free the memory that a value owned."""
     buffer.close()
     if device is not None:
         device.close()
 
 
 def host_span(data: memoryview) -> DeviceSpan:
-    """Bytes in Python's heap as a span; nothing is copied and nothing has to be freed."""
+    """Bytes in Python's heap as a span, without a copy; it needs no release."""
     return DeviceBuffer(data, data.nbytes, HOST_MEMORY, label="array", free=lambda: None).span()
 
 
@@ -298,14 +301,14 @@ def host_bytes(span: DeviceSpan) -> memoryview:
 def store(target: memoryview, source: memoryview) -> None:
     """Copy bytes within Python's heap. Raises BindingError if they cannot be written."""
     if target.readonly and target.nbytes:
-        raise BindingError("the array is read-only; give one that can be written")
+        raise BindingError("the array is read-only; give a writable one")
     target[:] = source
 
 
 def on_host(device_type: str, device_id: int) -> bool:
-    """Whether 'cpu' is meant. Raises OptionError for what is neither 'cpu' nor 'webgpu'."""
+    """Whether a device type is 'cpu'. Raises OptionError unless it is 'cpu' or 'webgpu'."""
     if device_id != 0:
-        raise OptionError(f"device_id is {device_id!r}; there is one device of each type, 0")
+        raise OptionError(f"device_id is {device_id!r}; it must be 0, the only device of each type")
     return device_type_of(device_type) == "cpu"
 
 

@@ -1,4 +1,4 @@
-"""Execution providers by onnxruntime's names, and the devices that stand behind them."""
+"""Execution providers by onnxruntime's names, and their devices."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ KNOWN = {"device_id": "'device_id', which is 0", GRAPH_CAPTURE: f"'{GRAPH_CAPTUR
 
 @dataclass(frozen=True)
 class Asked:
-    """Providers and their options, as a caller asked for them."""
+    """Providers and their options, as requested by a caller."""
 
     providers: tuple[str, ...] = ()
     """By onnxruntime's names, in order of preference; empty for the default."""
     capture: bool = False
-    """Whether WebGPU is to capture the first run with an IO binding and replay it."""
+    """Whether WebGPU captures the first run with an IO binding and replays it."""
 
 
 def get_available_providers() -> list[str]:
-    """The providers that can be requested; whether there is a GPU shows when a session is made."""
+    """The providers that can be requested; whether there is a GPU is known when a session is made."""
     return [WEBGPU, CPU]
 
 
@@ -73,7 +73,7 @@ def asked_for(providers: Sequence[Any] | None, provider_options: Sequence[Mappin
         options = {**options, **(provider_options[i] if provider_options else {})}
         provider = NAMES.get(name.lower()) if isinstance(name, str) else None
         if provider is None:
-            raise OptionError(f"provider {name!r} does not exist here; there are {WEBGPU!r} and {CPU!r}")
+            raise OptionError(f"provider {name!r} does not exist here; use {WEBGPU!r} or {CPU!r}")
         unknown = [key for key in options if key not in OPTIONS[provider]]
         if unknown:
             has = ", and ".join(KNOWN[name] for name in OPTIONS[provider])
@@ -115,7 +115,7 @@ def blocking(host: Host, call: str, twin: str, coroutine: Callable[[], Coroutine
 
 
 def at_once(host: Host, call: str, twin: str, coroutine: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """`blocking` for what waits only the first time, as opening a device does: it needs no waiting afterwards."""
+    """`blocking` for a call that waits only the first time, such as opening a device."""
     if host.can_wait():
         return host.wait(coroutine())
     started = coroutine()

@@ -1,4 +1,4 @@
-"""The memory that a session takes: asked before a run from the graph, and exact once it has run."""
+"""The memory that a session takes: estimated from the graph before a run, and exact after one."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ __all__ = ["SessionRequirements", "session_requirements"]
 Dims = tuple[int, ...]
 Shapes = Mapping[str, Sequence[int]]
 SIZE = 16
-"""Sizes are rounded up to a multiple of this many bytes."""
+"""Sizes are rounded up to a multiple of this number of bytes."""
 
 
 @dataclass(frozen=True)
 class SessionRequirements:
-    """Bytes that a session and one run of it take of a device."""
+    """Bytes that a session and one run of it take on a device."""
 
     device: str
     weights: PoolSize
-    """The model's external data, on WebGPU as far as sessions share it; other initializers are part of scratch."""
+    """The model's external data (on WebGPU the shared part); other initializers are part of scratch."""
     scratch: PoolSize
     """Memory that onnxruntime allocates for itself, which takes no buffers for it."""
     io: PoolSize
-    """Inexact where `unknown` names outputs."""
+    """Inexact if `unknown` names outputs."""
     items: tuple[PoolItem, ...]
-    """Weights, then 'input NAME' and 'output NAME'; a buffer of `bytes` bytes is enough for each."""
+    """Weights, then 'input NAME' and 'output NAME'; a buffer of `bytes` bytes is large enough for each."""
     unknown: tuple[str, ...]
-    """Outputs whose shape neither the graph nor the last run tells for these inputs."""
+    """Outputs whose shape for these inputs neither the graph nor the last run gives."""
 
     @property
     def total(self) -> PoolSize:
@@ -64,9 +64,10 @@ def session_requirements(
     ran: Ran | None,
     alignment: int,
 ) -> SessionRequirements:
-    """The answer for inputs of these shapes; those without free dimensions may be left out. `ran` are the shapes of the
-    last run, `owner` is the session's name in the ledger. Raises BindingError for an input that the model does not
-    have, for a shape that is missing, and for one that does not fit."""
+    """The requirements for inputs of these shapes; inputs without free dimensions may be left out. `ran` are the shapes
+    of the last run, `owner` is the session's name in the ledger. Raises BindingError for an input that the model does
+    not have, and for a missing or unfitting shape.
+    """
     given = input_dims(inputs, shapes)
     sizes = {
         name: size

@@ -1,4 +1,4 @@
-"""SessionOptions: what a session is told besides its providers."""
+"""SessionOptions: the options of a session besides its providers."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ __all__ = ["DISABLE_STORE", "SessionOptions", "keeps_weights"]
 
 DISABLE_STORE = "session.disable_file_mapped_weights"
 KNOWN = {DISABLE_STORE: ("0", "1")}
-"""The configuration entries that mean something here, and their values."""
+"""The supported configuration entries, and their values."""
 
 
 class SessionOptions:
-    """See onnxruntime.SessionOptions; only its configuration entries exist here, and of these the ones in `KNOWN`.
+    """See onnxruntime.SessionOptions; only its configuration entries exist here, and only those in `KNOWN`.
 
-    `session.disable_file_mapped_weights` "1" leaves the browser's storage out: external data comes from the network in
-    each visit, and nothing of it is kept.
+    `session.disable_file_mapped_weights` "1" turns off the browser's storage: external data comes from the network in
+    each visit, and is not kept.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class SessionOptions:
         super().__setattr__(name, value)
 
     def add_session_config_entry(self, key: str, value: str) -> None:
-        """Set a configuration entry. OptionError for one that means nothing here, or another value."""
+        """Set a configuration entry. Raises OptionError for an unsupported entry or value."""
         if key not in KNOWN:
             raise OptionError(f"there is no session configuration entry {key!r}; there is {known()}")
         if value not in KNOWN[key]:
@@ -40,7 +40,7 @@ class SessionOptions:
     def get_session_config_entry(self, key: str) -> str:
         """The value that was set. OptionError if it was not set."""
         if key not in self._entries:
-            raise OptionError(f"session configuration entry {key!r} was not set; add_session_config_entry sets it")
+            raise OptionError(f"session configuration entry {key!r} was not set; set it with add_session_config_entry")
         return self._entries[key]
 
     @property

@@ -33,7 +33,7 @@ class GraphFile:
     """Ending in a slash; its data files are there, too."""
     name: str
     rewrite: Callable[[ModelProto], ModelProto]
-    """Changes the graph before its session is made. Raises what it raises."""
+    """Changes the graph before its session is made; its errors are raised."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Placed:
     device: DeviceInterface
     session: DeviceSession
     attention_window: int
-    """Positions that attention looks back; 0 if it sees all."""
+    """Positions that attention looks back; 0 for all."""
     in_place: frozenset[tuple[str, str]]
     """Inputs and outputs that attention keeps in one buffer, if they are bound to one."""
     weights: tuple[PoolItem, ...] = ()
@@ -58,11 +58,11 @@ class ModelFiles:
     model: bytes
     external: ExternalData | None
     half: bool
-    """It computes in float16."""
+    """Whether it computes in float16."""
     attention_window: int
     in_place: frozenset[tuple[str, str]]
     uncomputed: dict[str, str]
-    """By device type: the operator that onnxruntime-web does not compute there."""
+    """By device type, the operator that onnxruntime-web does not compute there."""
     weights: tuple[PoolItem, ...]
     activations: graph.Activations
 
@@ -74,10 +74,10 @@ async def place_session(
     owner: str,
     keep: bool,
 ) -> Placed:
-    """A session on the first provider that can run the model; each step down is warned of and counted. `keep` says
-    whether its data files may be kept in the browser's storage.
+    """A session on the first provider that can run the model; each step down is counted, with a warning. With `keep`
+    its data files may be kept in the browser's storage.
 
-    Without `providers` it is WebGPU on a hardware adapter, else the CPU. Raises the error of the last provider.
+    The default of `providers` is WebGPU on a hardware adapter, else the CPU. Raises the error of the last provider.
     """
     files = await read_model(host, path_or_bytes, keep)
     if providers:
@@ -115,8 +115,8 @@ async def make_session(files: ModelFiles, provider: str, owner: str) -> Placed:
 async def session_on(device: DeviceInterface, files: ModelFiles, provider: str, owner: str) -> DeviceSession:
     if files.half and provider == WEBGPU and not (await device.capabilities()).f16:
         raise DeviceUnavailableError(
-            "the model computes in float16 and this adapter has no shader-f16; "
-            f"add {CPU!r} to providers, or convert the model to float32"
+            f"the model computes in float16, but this adapter has no shader-f16; add {CPU!r} to providers, or convert "
+            "the model to float32"
         )
     if device.type in files.uncomputed:
         raise UncomputedError(files.uncomputed[device.type])
@@ -125,15 +125,15 @@ async def session_on(device: DeviceInterface, files: ModelFiles, provider: str, 
         if spec.dtype not in ELEMENT_TYPES:
             await session.close()
             raise UnsupportedModelError(
-                f"{spec.name!r} is of type {spec.dtype}; tensors of {', '.join(ELEMENT_TYPES)} can be passed"
+                f"{spec.name!r} is of type {spec.dtype}; it must be one of {', '.join(ELEMENT_TYPES)}"
             )
     return session
 
 
 async def read_model(host: Host, path_or_bytes: str | bytes | os.PathLike[str] | GraphFile, keep: bool) -> ModelFiles:
-    """The bytes of a model, and where the data files are that it names. Raises ModelFileError.
+    """The bytes of a model, and the places of its data files. Raises ModelFileError.
 
-    A path is one of this interpreter's file system, else one that the host reads: in a page, from the page's origin.
+    A path is in this interpreter's file system, or else is read by the host: in a page, from the page's origin.
     """
     path, folder = "", ""
     on_disk: bytes | None = None

@@ -19,7 +19,7 @@ Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
 LARGEST_SIDE = 16_384
 MOST_PIXELS = 1 << 26
-"""200 MB once it is decoded."""
+"""The most pixels: 200 MB after decoding."""
 REMEDY = f"give a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file"
 
 
@@ -33,8 +33,9 @@ class Rgba:
 
 
 def decoded(data: bytes | Rgba, name: str) -> Pixels:
-    """A picture, turned as its EXIF orientation says, without its transparency. `name` is what messages call it. Raises
-    PictureError."""
+    """A picture, rotated by its EXIF orientation, without transparency. Messages call it `name`. Raises
+    PictureError.
+    """
     if isinstance(data, Rgba):
         return pixels_of_rgba(data, name)
     if not data:
@@ -48,11 +49,11 @@ def decoded(data: bytes | Rgba, name: str) -> Pixels:
             require_size(width, height, name)
             frames = getattr(picture, "n_frames", 1)
             if frames > 1:
-                raise PictureError(f"{name} is animated, with {frames} frames; give one of them as a picture")
+                raise PictureError(f"{name} is animated, with {frames} frames; give one frame as a picture")
             picture.load()
             return pixels_of(ImageOps.exif_transpose(picture))
     except UnidentifiedImageError as error:
-        raise PictureError(f"{name} has {len(data)} bytes that are no picture; {REMEDY}") from error
+        raise PictureError(f"{name} has {len(data)} bytes that are not a picture; {REMEDY}") from error
     except Image.DecompressionBombError as error:
         raise PictureError(f"{name}: {error}; make it smaller") from error
     except PictureError:
@@ -65,8 +66,8 @@ def require_size(width: int, height: int, name: str) -> None:
     """Raise PictureError for a picture that is too large."""
     if max(width, height) > LARGEST_SIDE or width * height > MOST_PIXELS:
         raise PictureError(
-            f"{name} has {width} x {height} pixels; a side may have {LARGEST_SIDE}, and the whole {MOST_PIXELS}: make "
-            "it smaller"
+            f"{name} has {width} x {height} pixels; a side may have at most {LARGEST_SIDE}, the whole {MOST_PIXELS}: "
+            "make it smaller"
         )
 
 
@@ -81,7 +82,7 @@ def pixels_of_rgba(given: Rgba, name: str) -> Pixels:
 
 
 def pixels_of(picture: Image.Image) -> Pixels:
-    """The pixels as red, green and blue; of 16 bits the upper eight, as libpng takes them."""
+    """The pixels as red, green and blue; of 16 bits the upper eight, like libpng."""
     if picture.mode.startswith("I;16"):
         upper = (np.asarray(picture) >> 8).astype(np.uint8)
         return np.repeat(upper[:, :, np.newaxis], 3, axis=2)

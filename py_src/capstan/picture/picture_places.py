@@ -1,4 +1,4 @@
-"""The placeholders of pictures in the text of a prompt, as the processors of model families write them."""
+"""The placeholders of pictures in the text of a prompt, in the forms of model families' processors."""
 
 from __future__ import annotations
 
@@ -46,8 +46,9 @@ def grid_place(grid: Sequence[int], merge: int) -> Place:
 
 
 def tiles_place(rows: int, columns: int, each: int) -> Place:
-    """The place of a picture that was cut into tiles, after which all of it comes; `each` has so many placeholders.
-    Without rows it was not cut."""
+    """The place of a picture that was cut into tiles, followed by the whole picture; each of these has `each`
+    placeholders. With 0 rows it was not cut.
+    """
     cut = ""
     for row in range(1, rows + 1):
         tiles = (f"{AROUND}<row_{row}_col_{column}>{IMAGE * each}" for column in range(1, columns + 1))
@@ -62,7 +63,7 @@ def text_with_places(text: str, mark: str, places: Sequence[Place]) -> str:
     first, *rest = text.split(mark)
     if len(rest) != len(places):
         raise PictureError(
-            f"the prompt has {len(rest)} times {mark}, and {len(places)} pictures were given; give one for each"
+            f"the prompt has {mark} {len(rest)} times, but {len(places)} pictures were given; give one for each"
         )
     if mark == VISION:
         rest = [after.partition(VISION_END)[2] if VISION_END in after else after for after in rest]

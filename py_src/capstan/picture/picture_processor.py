@@ -38,8 +38,9 @@ class PictureProcessor:
 
     @classmethod
     def of_config(cls, data: str | bytes, name: str) -> PictureProcessor:
-        """The processor of a file's content; `name` is what messages call it. Raises ConfigError, UnsupportedModelError
-        for steps that are not computed."""
+        """The processor of a file's content; messages call it `name`. Raises ConfigError, UnsupportedModelError for
+        unsupported steps.
+        """
         listed = listed_steps(Section(name, "", parse_object(data, name)))
         kinds = [kind for kind, _ in listed]
         places = [STEPS[kind][0] for kind in kinds if kind in STEPS]
@@ -51,8 +52,9 @@ class PictureProcessor:
         return cls(tuple(STEPS[kind][1](fields) for kind, fields in listed))
 
     def pixels(self, files: Sequence[bytes | Rgba], names: Sequence[str]) -> Array:
-        """The pixel values of picture files, float32 [files, ...]; `names` are what messages call them. Raises
-        PictureError."""
+        """The pixel values of picture files, float32 [files, ...]; `names` are their names in messages. Raises
+        PictureError.
+        """
         made = [self._pixels(data, name) for data, name in zip(files, names, strict=True)]
         for each, name in zip(made, names, strict=True):
             if each.shape != made[0].shape:
@@ -132,7 +134,7 @@ def convert_rgb(fields: Section) -> Step:
 
 
 def turned_round(pixels: Pixels) -> Pixels:
-    """Red and blue exchanged."""
+    """Exchange red and blue."""
     return pixels[:, :, ::-1]
 
 
@@ -183,7 +185,7 @@ def center_crop(fields: Section) -> Step:
         down, right = pixels.shape[0] - height, pixels.shape[1] - width
         if min(down, right) < 0:
             shown = f"{pixels.shape[1]} x {pixels.shape[0]}"
-            raise PictureError(f"has {shown} pixels, and {width} x {height} are cut out of it; give a larger picture")
+            raise PictureError(f"has {shown} pixels, but {width} x {height} are cut out of it; give a larger picture")
         return pixels[down // 2 : down // 2 + height, right // 2 : right // 2 + width]
 
     return cropped

@@ -16,7 +16,7 @@ from .picture_processor import Array, numbers
 __all__ = ["TiledProcessor"]
 
 LONGEST = 4096
-"""The longest side that a picture is made to have, whatever the file says."""
+"""The longest side to which a picture is resized, regardless of the file."""
 STEPS = ("do_resize", "do_rescale", "do_normalize")
 
 
@@ -27,7 +27,7 @@ class TiledProcessor:
     longest: int
     """The longest side before a picture is cut."""
     side: int
-    """That of a tile."""
+    """The side of a tile."""
     cut: bool
     resampling: Image.Resampling
     factor: float
@@ -36,7 +36,7 @@ class TiledProcessor:
 
     @classmethod
     def of_config(cls, data: str | bytes, name: str) -> TiledProcessor:
-        """Read a file's content; `name` is what messages call it. Raises ConfigError, UnsupportedModelError."""
+        """Read a file's content; messages call it `name`. Raises ConfigError, UnsupportedModelError."""
         root = Section(name, "", parse_object(data, name))
         for step in STEPS:
             if root.value.get(step, True) is not True:
@@ -60,8 +60,9 @@ class TiledProcessor:
         )
 
     def tiles(self, picture: bytes | Rgba, name: str) -> tuple[Array, int, int]:
-        """The pixel values of a picture, float32 [tiles, 3, side, side], row by row and then of all of it, with the
-        numbers of rows and columns, which are 0 if it is not cut. Raises PictureError."""
+        """The pixel values of a picture, float32 [tiles, 3, side, side], tiles row by row and then the whole picture;
+        and the numbers of rows and columns, 0 if it is not cut. Raises PictureError.
+        """
         pixels, side = decoded(picture, name), self.side
         pixels = self._resized(pixels, *longest_sides(pixels, self.longest), name)
         if not self.cut:
@@ -98,7 +99,7 @@ def edge(root: Section, key: str) -> int:
 
 
 def longest_sides(pixels: Pixels, longest: int) -> tuple[int, int]:
-    """The sides of a picture whose longer one is made that long, and the other even; at most LONGEST."""
+    """The sides of a picture resized so that the longer one has that length, and the other is even; at most LONGEST."""
     height, width, _ = pixels.shape
     ratio = width / height
     if width >= height:
@@ -119,7 +120,7 @@ def even(length: float) -> int:
 
 
 def whole_tiles(pixels: Pixels, side: int) -> tuple[int, int]:
-    """The sides in whole tiles, at least as long."""
+    """The sides rounded up to whole tiles."""
     height, width, _ = pixels.shape
     ratio = width / height
     if width >= height:

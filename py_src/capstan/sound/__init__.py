@@ -1,1 +1,1 @@
-"""Sound as speech models take it: files are decoded, resampled and turned into spectra."""
+"""Sound for speech models: files are decoded, resampled and turned into spectra."""

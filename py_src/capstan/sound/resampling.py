@@ -1,5 +1,6 @@
-"""Samples at another rate. A lower one is made as by onnxruntime-extensions' AudioDecoder: a low pass, then sums over a
-Kaiser window around each sample; a higher one, which that refuses, as by torchaudio's `resample`."""
+"""Samples at another rate. A lower rate is made like onnxruntime-extensions' AudioDecoder: a low pass, then sums over a
+Kaiser window around each sample. A higher rate, which that refuses, is made like torchaudio's `resample`.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +19,18 @@ FADED = 1e-12
 CROSSINGS, ROLLOFF = 6, 0.99
 """Zeros of the interpolating wave on each side, and its frequency as a share of the highest one."""
 AT_ONCE = 1 << 16
-"""Samples that are computed at once."""
+"""The number of samples that are computed at once."""
 
 
 def downsampled(samples: Samples, rate: int, wanted: int) -> Samples:
-    """Samples at a `wanted` rate, of some at a higher `rate`: float32 [samples]."""
+    """Samples at the `wanted` rate, from samples at a higher `rate`: float32 [samples]."""
     return interpolated(low_passed(samples, 0.5 * wanted / rate), rate, wanted)
 
 
 def upsampled(samples: Samples, rate: int, wanted: int) -> Samples:
-    """Samples at a `wanted` rate, of some at a lower `rate`: sums of the nearest ones, weighted by sin(x)/x of the
-    distance under a Hann window."""
+    """Samples at the `wanted` rate, from samples at a lower `rate`: sums of the nearest ones, weighted by sin(x)/x of
+    the distance under a Hann window.
+    """
     count = math.ceil(len(samples) * wanted / rate)
     offsets = np.arange(-CROSSINGS - 1, CROSSINGS + 2)
     padded = np.pad(samples, CROSSINGS + 2)

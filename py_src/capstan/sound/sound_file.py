@@ -1,4 +1,4 @@
-"""Sound files: WAV here, FLAC, MP3, Ogg and others by libsndfile where the package soundfile is installed."""
+"""Sound files: WAV here, FLAC, MP3, Ogg and others by libsndfile if the package soundfile is installed."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ class LibraryFile:
         except RuntimeError as error:
             raise SoundError(f"{self._name} is damaged or truncated ({error}); {REMEDY}") from error
         if len(found) < wanted:
-            raise SoundError(f"{self._name} is truncated: of {self.frames} samples {start + len(found)} are there")
+            raise SoundError(f"{self._name} is truncated: it has {start + len(found)} of {self.frames} samples")
         require_finite(found, self._name, start)
         return found
 
 
 def opened(data: bytes, name: str, longest: float) -> SoundFile:
-    """A sound file of at most `longest` seconds; `name` is what messages call it. Raises SoundError."""
+    """A sound file of at most `longest` seconds; messages call it `name`. Raises SoundError."""
     try:
         return opened_wave(data, name, longest)
     except Unread as unread:
@@ -66,7 +66,7 @@ def opened(data: bytes, name: str, longest: float) -> SoundFile:
         import soundfile  # noqa: PLC0415  (in the extra `reference`)
     except (ImportError, OSError) as error:
         raise SoundError(
-            f"{kind}, and soundfile, which reads many formats, is not installed ({error}): `pip install soundfile`, or "
+            f"{kind}; soundfile, which reads many formats, is not installed ({error}): `pip install soundfile`, or "
             f"{REMEDY}"
         ) from error
     try:

@@ -36,7 +36,7 @@ LONGEST_SECONDS = 3600
 
 
 class Sounds:
-    """Reads the samples of sounds of which a model hears `seconds` at a time, in steps of `hop` samples."""
+    """Reads the samples of sounds for a model that hears `seconds` at a time, in steps of `hop` samples."""
 
     hop: int
     seconds: int
@@ -66,10 +66,10 @@ class Sounds:
         if found.ndim != 1:
             raise SoundError(f"{name} is an array of {found.ndim} dimensions; expected [samples], of one channel")
         if not len(found):
-            raise SoundError(f"{name} has no samples; give a sound that is longer than 0 seconds")
+            raise SoundError(f"{name} has no samples; give a sound longer than 0 seconds")
         require_finite(found, name)
         if len(found) < self.hop:
-            raise SoundError(f"{name} has {len(found)} samples at {RATE} a second; at least {self.hop} are needed")
+            raise SoundError(f"{name} has {len(found)} samples at {RATE} a second; give at least {self.hop}")
         if len(found) > longest * RATE:
             raise too_long(name, len(found) / RATE, longest)
         return found
@@ -96,12 +96,15 @@ class SoundProcessor(Sounds):
     seconds: int
     window: Array
     mirrored: bool = False
-    """Whether a frame at the start of a sound hears it mirrored, as in transformers, not silence before it."""
+    """Whether a frame at the start of a sound hears the sound mirrored, as in transformers, instead of silence before
+    it.
+    """
 
     @classmethod
     def of_config(cls, data: str | bytes, name: str) -> SoundProcessor:
-        """The processor of a file's content, which may be transformers' preprocessor_config.json; `name` is what
-        messages call it. Raises ConfigError, UnsupportedModelError for steps that are not computed."""
+        """The processor of a file's content, which may be transformers' preprocessor_config.json; messages call it
+        `name`. Raises ConfigError, UnsupportedModelError for unsupported steps.
+        """
         config = parse_object(data, name)
         if "feature_extractor_type" in config:
             return cls.of_extractor(config, name)
@@ -132,14 +135,15 @@ class SoundProcessor(Sounds):
         kind, rate = config["feature_extractor_type"], config.get("sampling_rate", RATE)
         if kind != EXTRACTOR or rate != RATE:
             raise UnsupportedModelError(
-                f"{name}: {clipped(kind)} of {rate} samples a second; {EXTRACTOR} of {RATE} is computed"
+                f"{name}: {clipped(kind)} of {rate} samples a second; only {EXTRACTOR} of {RATE} is computed"
             )
         size, hop, bands = (positive(config, key, name) for key in ("n_fft", "hop_length", "feature_size"))
         return cls(size, hop, bands, positive(config, "chunk_length", name, LONGEST_SECONDS), hann(size), True)
 
     def features(self, files: Sequence[bytes], names: Sequence[str]) -> Array:
-        """The features of sound files, float32 [files, bands, frames]; `names` are what messages call them. Raises
-        SoundError."""
+        """The features of sound files, float32 [files, bands, frames]; `names` are their names in messages. Raises
+        SoundError.
+        """
         sounds = [self.samples(data, name, self.seconds) for data, name in zip(files, names, strict=True)]
         return np.stack([HeardSound(self, samples).window(0) for samples in sounds])
 
@@ -158,7 +162,7 @@ class HeardSound:
         self._short = len(samples) <= processor.seconds * RATE
         columns = self.frames
         if processor.mirrored and self._short:
-            # Those that hear the sound's end, and silence after it.
+            # The frames that hear the sound's end, and silence after it.
             columns = min(processor.frames, -(-(len(samples) + processor.size // 2) // processor.hop))
         self._logs = np.empty((processor.bands, columns), np.float32)
         filters = mel_filters(processor.size, processor.bands, RATE)

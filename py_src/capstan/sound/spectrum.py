@@ -1,4 +1,4 @@
-"""Spectra of sound, as onnxruntime-extensions' STFTNorm and LogMelSpectrum compute them, in single precision."""
+"""Spectra of sound in single precision, with the computation of onnxruntime-extensions' STFTNorm and LogMelSpectrum."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ RANGE = 8.0
 
 
 def log_mel(samples: Array, hop: int, window: Array, filters: Array) -> Array:
-    """The logarithms of powers by bands: float32 [bands, frames]. Each frame has as many samples as the window and
-    begins `hop` samples after the one before."""
+    """The logarithms of powers by bands: float32 [bands, frames]. Each frame has the window's number of samples and
+    begins `hop` samples after the previous one.
+    """
     frames = np.lib.stride_tricks.sliding_window_view(samples, len(window))[::hop]
     spectra = np.fft.rfft(frames * window, axis=-1)
     powers = (spectra.real**2 + spectra.imag**2).astype(np.float32)
@@ -36,7 +37,7 @@ def log_mel(samples: Array, hop: int, window: Array, filters: Array) -> Array:
 
 
 def scaled(logs: Array, loudest: np.float32) -> Array:
-    """Logarithms as Whisper takes them, those far below the `loudest` of the sound raised."""
+    """Logarithms scaled for Whisper; those far below the `loudest` of the sound are raised."""
     return (np.maximum(logs, loudest - np.float32(RANGE)) + np.float32(4)) / np.float32(4)
 
 

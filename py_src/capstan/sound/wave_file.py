@@ -32,7 +32,7 @@ OTHER_CODINGS = {
     0x11: "ADPCM",
     0x55: "MP3",
 }
-REMEDY = "give a WAV file, as `ffmpeg -i FILE -ac 1 -ar 16000 sound.wav` makes it"
+REMEDY = "give a WAV file; `ffmpeg -i FILE -ac 1 -ar 16000 sound.wav` makes one"
 
 
 class Unread(Exception):  # noqa: N818
@@ -56,7 +56,7 @@ class Format:
 
 @dataclass(frozen=True)
 class WaveFile:
-    """The samples of a WAV file, which are decoded in parts."""
+    """The samples of a WAV file, decoded in parts."""
 
     data: memoryview
     form: Format
@@ -83,12 +83,12 @@ class WaveFile:
 
 
 def opened(data: bytes, name: str, longest: float) -> WaveFile:
-    """A WAV file of at most `longest` seconds; `name` is what messages call it. Raises SoundError, Unread."""
+    """A WAV file of at most `longest` seconds; messages call it `name`. Raises SoundError, Unread."""
     if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
         kind = next((what for (place, start), what in OTHERS.items() if data.startswith(start, place)), "")
         if not kind and len(data) > 1 and data[0] == 0xFF and data[1] & 0xE0 == 0xE0:
             kind = "an MP3 file"
-        raise Unread(f"{name} is {kind}" if kind else f"{name} has {len(data)} bytes and is no WAV file")
+        raise Unread(f"{name} is {kind}" if kind else f"{name} has {len(data)} bytes and is not a WAV file")
     form: Format | None = None
     for chunk, start, length in chunks(data):
         if chunk == b"fmt ":
@@ -101,7 +101,7 @@ def opened(data: bytes, name: str, longest: float) -> WaveFile:
             if seconds > longest:
                 raise too_long(name, seconds, longest)
             if there < length != UNKNOWN:
-                raise SoundError(f"{name} is truncated: {length} bytes of samples were announced, {there} are there")
+                raise SoundError(f"{name} is truncated: it announces {length} bytes of samples and has {there}")
             samples = memoryview(data)[start : start + length]
             if rest := len(samples) % form.width:
                 raise SoundError(f"{name} is truncated: its last frame has {rest} of {form.width} bytes")
@@ -128,7 +128,7 @@ def chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
 
 def format_of(chunk: bytes, name: str) -> Format:
     if len(chunk) < 16:
-        raise SoundError(f"{name}: its format has {len(chunk)} bytes, at least 16 are needed; {REMEDY}")
+        raise SoundError(f"{name}: its format has {len(chunk)} bytes, expected at least 16; {REMEDY}")
     coding, channels, rate, _, _, bits = struct.unpack_from("<HHIIHH", chunk)
     if coding == EXTENSIBLE and len(chunk) >= 26:
         [coding] = struct.unpack_from("<H", chunk, 24)
@@ -141,9 +141,9 @@ def format_of(chunk: bytes, name: str) -> Format:
 
 
 def too_long(name: str, seconds: float, longest: float) -> SoundError:
-    """The error for a sound that is longer than can be heard."""
+    """The error for a sound that is too long for the model."""
     return SoundError(
-        f"{name} is {seconds:.1f} seconds long; at most {longest:g} are heard: give parts of at most that length"
+        f"{name} is {seconds:.1f} seconds long; the model hears at most {longest:g}: give parts of at most that length"
     )
 
 
@@ -161,4 +161,4 @@ CODINGS: dict[tuple[int, int], Callable[[memoryview], np.ndarray[Any, Any]]] = {
     (FLOATS, 32): lambda data: np.frombuffer(data, "<f4"),
     (FLOATS, 64): lambda data: np.frombuffer(data, "<f8"),
 }
-"""The samples of each coding and number of bits, as dr_wav reads them, which the native package uses."""
+"""The readers of samples by coding and number of bits, like dr_wav, which the native package uses."""

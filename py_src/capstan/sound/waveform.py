@@ -1,4 +1,4 @@
-"""Sounds for a model whose encoder takes samples, such as Moonshine: cut where they are quietest, if they are long."""
+"""Sounds for a model whose encoder takes samples, such as Moonshine; long sounds are cut where they are quietest."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ __all__ = ["HeardWaveform", "Waveforms", "sounds_of"]
 Array = np.ndarray[Any, np.dtype[np.float32]]
 EXTRACTOR = "Wav2Vec2FeatureExtractor"
 LEAST = 1024
-"""Samples from which the encoder makes a row; silence follows shorter sounds."""
+"""The number of samples from which the encoder makes a row; shorter sounds are followed by silence."""
 LEAST_PART = 20 * RATE
-"""A part of a long sound has as many samples, or more."""
+"""The smallest number of samples in a part of a long sound."""
 QUIET = RATE // 10
-"""Samples over which power is taken."""
+"""The number of samples over which power is measured."""
 EXPECTED = {"feature_size": 1, "sampling_rate": RATE, "do_normalize": False}
 
 
 @dataclass(frozen=True)
 class Waveforms(Sounds):
-    """A model that hears samples, not a spectrum."""
+    """The processor of a model that hears samples instead of a spectrum."""
 
     seconds: int = 30
     hop: int = 1
@@ -51,7 +51,7 @@ class HeardWaveform:
         return np.pad(found, (0, max(0, LEAST - len(found))))
 
     def parts(self) -> Iterator[tuple[int, int]]:
-        """First and last sample of each part that the model hears at once."""
+        """The first and last sample of each part that the model hears at once."""
         first, whole = 0, self._about.frames
         while self.frames - first > whole:
             near = self._samples[first + LEAST_PART : first + whole]

@@ -19,7 +19,7 @@ APIS = (
         "adapters.name_taken",
         "py_src/capstan/adapters.py",
         """        try:
-            # Another load may have taken the name meanwhile.
+            # Another load may have used the name meanwhile.
             self._require_free(name)
         except OptionError:
             weights.close()

@@ -1,8 +1,8 @@
 """The families of models in GGUF files, by the name that a file gives its architecture.
 
-`FAMILIES` tells for each its type in genai_config.json, and in which its layers differ from llama's. Keys mean, and
-missing ones mean, as in llama.cpp's loader (src/models/*.cpp), but for phi3's window, which llama.cpp leaves out:
-transformers and the model builder of onnxruntime-genai have it.
+`FAMILIES` has for each its type in genai_config.json, and the differences of its layers from llama's. The meaning of
+keys and of missing keys is that of llama.cpp's loader (src/models/*.cpp), except for phi3's window, which llama.cpp
+ignores: transformers and the model builder of onnxruntime-genai have it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WHOLE = -1
 WINDOW, PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
 LOCAL_BASE = "rope.freq_base_swa"
 NO_ROTATION_STEP = 4
-"""One of so many layers of SmolLM3 rotates no heads."""
+"""One of this number of layers of SmolLM3 rotates no heads."""
 
 
 def whole(file: GgufFile, layers: int) -> Sequence[int]:
@@ -29,7 +29,7 @@ def whole(file: GgufFile, layers: int) -> Sequence[int]:
 
 
 def phi_windows(file: GgufFile, layers: int) -> Sequence[int]:
-    """0, as Phi-4 has it, is no window."""
+    """The windows of phi3; 0, as in Phi-4, means no window."""
     return [file.integer(file.key(WINDOW), WHOLE, least=WHOLE) or WHOLE] * layers
 
 
@@ -44,7 +44,7 @@ def gpt_oss_windows(file: GgufFile, layers: int) -> Sequence[int]:
 
 
 def gemma3_windows(file: GgufFile, layers: int) -> Sequence[int]:
-    """Without a window, or with one of 0, the keys that are about it mean nothing."""
+    """The windows of gemma3. Without a window, or with a window of 0, the keys about it have no effect."""
     window = file.integer(file.key(WINDOW), 0, least=0)
     local = local_layers(file, layers, 6)
     gemma3_local_rotation(file, 1.0, 1.0)
@@ -52,7 +52,7 @@ def gemma3_windows(file: GgufFile, layers: int) -> Sequence[int]:
 
 
 def gemma4_windows(file: GgufFile, layers: int) -> Sequence[int]:
-    """The file says layer by layer which have the window."""
+    """The windows of gemma4, which the file lists layer by layer."""
     key, window = file.key(PATTERN), file.integer(file.key(WINDOW))
     if not isinstance(file.value(key), tuple):
         raise file.error(key, f"{layers} truth values, one for each layer")
@@ -60,8 +60,9 @@ def gemma4_windows(file: GgufFile, layers: int) -> Sequence[int]:
 
 
 def local_layers(file: GgufFile, layers: int, every: int) -> Sequence[bool]:
-    """Which layers have the window: all but the last of each `every`, unless the file says another number, of which 0
-    is for all layers, or says it layer by layer."""
+    """Whether each layer has the window: all except the last of each `every` layers, unless the file gives another
+    number (0 means all layers), or a list of layers.
+    """
     key = file.key(PATTERN)
     told = file.value(key, every)
     if isinstance(told, tuple):
@@ -78,7 +79,7 @@ def with_key_heads(file: GgufFile, layers: int) -> Sequence[bool]:
 
 
 def without_recurrence(file: GgufFile, layers: int) -> Sequence[bool]:
-    """The layers that the file does not list as recurrent; without a list the last one of each so many."""
+    """The layers that the file does not list as recurrent; without a list the last one of each group of `every`."""
     key = file.key("attention.recurrent_layers")
     every = file.integer(file.key("full_attention_interval"), 4)
     told = file.value(key)
@@ -90,7 +91,7 @@ def without_recurrence(file: GgufFile, layers: int) -> Sequence[bool]:
 
 
 def of_predicted_layers(file: GgufFile, layers: int) -> set[str]:
-    """The tensors of the layers after the decoder's, which predict tokens for speculation."""
+    """The tensors of the layers after the decoder's layers, which predict tokens for speculation."""
     front = tuple(f"blk.{layer}." for layer in range(layers, file.integer(file.key("block_count"))))
     return {name for name in file.tensors if name.startswith(front)} if front else set()
 
@@ -104,7 +105,7 @@ def gemma3_local_rotation(file: GgufFile, base: float, factor: float) -> tuple[f
 
 
 def gemma_scale(largest: int) -> Callable[[GgufFile, int], float]:
-    """The scale of queries: by the head size but for the largest model, which has so many layers."""
+    """The scale of queries: from the head size, except for the largest model, recognised by its number of layers."""
 
     def scale(file: GgufFile, head_size: int) -> float:
         layers = file.integer(file.key("block_count"))
@@ -121,7 +122,7 @@ def width_root(file: GgufFile) -> float:
 
 
 def scale_or_one(name: str) -> Callable[[GgufFile], float]:
-    """A factor of that name, for which 0 says that there is none."""
+    """A factor of that name; 0 means that there is none."""
     return lambda file: file.real(file.key(name), 0.0) or 1.0
 
 
@@ -135,20 +136,21 @@ def logits_divided(file: GgufFile) -> float:
 
 @dataclass(frozen=True)
 class Mixture:
-    """A mixture of experts. Each has `gate sigmoid(alpha gate) (up + beta)` before its last product; the shares of the
-    chosen ones add up to 1."""
+    """A mixture of experts. Each computes `gate sigmoid(alpha gate) (up + beta)` before its last product; the shares of
+    the chosen experts add up to 1.
+    """
 
     alpha: float = 1.0
     beta: float = 0.0
     limit: float = 0.0
-    """The most that a gate may be, and the size of up; 0 for any."""
+    """The limit of a gate, and of the absolute value of up; 0 for none."""
     shares_inner: bool = False
-    """Whether feed_forward_length, in a file that does not say more, is that of all chosen experts."""
+    """Whether feed_forward_length, without other keys, is the sum over the chosen experts."""
     gating: int = 1
-    """The number that means this in expert_gating_func: 1 for a softmax over all experts, 3 over those chosen."""
+    """The number of this function in expert_gating_func: 1 for a softmax over all experts, 3 over the chosen ones."""
 
     def require_known(self, file: GgufFile) -> None:
-        """Raises ConfigError for keys that say something else of the shares."""
+        """Raises ConfigError for keys with another definition of the shares."""
         file.integer(file.key("expert_gating_func"), self.gating, least=self.gating, most=self.gating)
         for name, known in (("expert_weights_norm", (True,)), ("expert_weights_scale", (0.0, 1.0))):
             key = file.key(name)
@@ -158,49 +160,57 @@ class Mixture:
 
 @dataclass(frozen=True)
 class Family:
-    """A family, and how its layers differ from llama's."""
+    """A family, with the differences of its layers from llama's."""
 
     type: str
-    """The type that genai_config.json gives its models."""
+    """The type of its models in genai_config.json."""
     neighbours: bool = False
-    """Whether rotary embedding turns neighbours, so that the rows of q and k have the halves of a head in turn."""
+    """Whether rotary embedding rotates neighbours, so that the rows of q and k alternate between the halves of a
+    head.
+    """
     divisors: bool = False
     """Whether rotary frequencies may be divided by factors of the file."""
     whole_divisors: bool = False
-    """Whether those of layers without a window are, and those of the others not."""
+    """Whether only the frequencies of layers without a window are divided."""
     rotated: Callable[[GgufFile, int], bool] = lambda file, layer: True
     """Whether a layer rotates its heads."""
     gelu: bool = False
     """Whether the gate is GELU in place of SiLU."""
     sandwich: bool = False
-    """Whether there are norms after attention and after the MLP, too."""
+    """Whether there are also norms after attention and after the MLP."""
     embedding_scale: Callable[[GgufFile], float] = lambda file: 1.0
     residual_scale: Callable[[GgufFile], float] = lambda file: 1.0
     logits_scale: Callable[[GgufFile], float] = lambda file: 1.0
     attention_scale: Callable[[GgufFile, int], float] = lambda file, head_size: 1 / sqrt(head_size)
     windows: Callable[[GgufFile, int], Sequence[int]] = whole
-    """The positions that each of so many layers attends to; -1 for all."""
+    """The window of each layer, given their number; -1 for all positions."""
     local_rotation: Callable[[GgufFile, float, float], tuple[float, float]] | None = None
-    """(base, factor) of rotary frequencies in layers with a window, given those of the others, if they may differ."""
+    """(base, factor) of rotary frequencies in layers with a window, given those of the other layers, if they may
+    differ.
+    """
     attention_cap: Callable[[GgufFile], float] = lambda file: 0.0
-    """The soft cap of scores, 0 for none."""
+    """The soft cap of scores; 0 for none."""
     logits_cap: Callable[[GgufFile], float] = lambda file: 0.0
     joined: bool = False
-    """Whether one tensor has q, k and v, and another one gate and up."""
+    """Whether one tensor has q, k and v, and another has gate and up."""
     sizes_by_layer: bool = False
-    """Whether layers may have heads and MLPs of other sizes, and the caches of others, and embeddings of their own."""
+    """Whether layers may differ in the sizes of heads and MLPs, read other layers' caches, and have per-layer
+    embeddings.
+    """
     value_norm: bool = False
-    """Whether heads of v are normed as those of q and k are, without weights; without a tensor, v is k before that."""
+    """Whether heads of v are normed like those of q and k, without weights; without a tensor, v is k before that
+    norm.
+    """
     gated: bool = False
     """Whether a gate follows each head of q."""
     mlp_norm: str = "ffn_norm"
     """The tensor of the norm before the MLP."""
     attentive: Callable[[GgufFile, int], Sequence[bool]] = lambda file, layers: [True] * layers
-    """Which of so many layers have attention."""
+    """Whether each layer has attention, given their number."""
     states: str = ""
-    """The kind of the other layers; empty if there are none."""
+    """The kind of the layers without attention; empty if there are none."""
     unused: Callable[[GgufFile, int], set[str]] = lambda file, layers: set()
-    """Tensors that a decoder of so many layers does not need."""
+    """Tensors that a decoder does not need, given its number of layers."""
     last_norm: str = "output_norm"
     """The tensor of the norm before the logits."""
     mixture: Mixture | None = None
@@ -284,7 +294,7 @@ FAMILIES: Mapping[str, Family] = {
 ONNX_ONLY: Mapping[str, str] = {
     **dict.fromkeys(("qwen2moe", "lfm2moe", "qwen35moe"), "a mixture of experts"),
 }
-"""Families that Capstan runs from ONNX only, and the parts of their layers that its graphs of GGUF files lack."""
+"""Families that Capstan runs only from ONNX, and the parts of their layers that its graphs of GGUF files lack."""
 
 NOWHERE: Mapping[str, str] = {"granitehybrid": "recurrent layers (Mamba 2)", "mamba2": "recurrent layers (Mamba 2)"}
 """Families that Capstan does not run, and the parts of their layers that it lacks. Granite 4 without such layers is
@@ -299,7 +309,7 @@ HARMLESS = frozenset(
         *("ssm.conv_kernel", "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank", "ssm.group_count"),
     )
 )
-"""Names of keys that change nothing in the computation of a decoder without experts and recurrent layers."""
+"""Names of keys without effect on the computation of a decoder without experts and recurrent layers."""
 
 NEUTRAL: Mapping[str, float | bool] = {
     "attention.causal": True,
@@ -322,7 +332,7 @@ NEUTRAL: Mapping[str, float | bool] = {
     "rope.scaling.yarn_beta_fast": 32.0,
     "rope.scaling.yarn_beta_slow": 1.0,
 }
-"""Names of keys that change nothing with one value."""
+"""Names of keys without effect at one value."""
 
 
 def family_of(file: GgufFile) -> Family:
@@ -337,23 +347,24 @@ def family_of(file: GgufFile) -> Family:
     elif file.architecture in NOWHERE:
         why, remedy = f"has {NOWHERE[file.architecture]}", ""
     raise UnsupportedModelError(
-        f"{file.name}: architecture {file.architecture!r} {why}; take a GGUF file of {known}{remedy}"
+        f"{file.name}: architecture {file.architecture!r} {why}; use a GGUF file of {known}{remedy}"
     )
 
 
 def require_states(file: GgufFile) -> None:
-    """Raise UnsupportedModelError for a family whose layers without attention are not written."""
+    """Raise UnsupportedModelError for a family whose layers without attention are not supported."""
     if family_of(file).states != "convolutions":
         raise UnsupportedModelError(
             f"{file.name}: architecture {file.architecture!r} has layers without attention "
-            f"({file.key('attention.head_count_kv')} of 0), which are not supported; take a model of the family whose "
+            f"({file.key('attention.head_count_kv')} of 0), which are not supported; use a model of the family whose "
             "layers all have attention"
         )
 
 
 def require_computed(file: GgufFile) -> None:
-    """Raise UnsupportedModelError if the file has a key below its architecture's name that was not read, unless it
-    changes nothing in the computation."""
+    """Raise UnsupportedModelError if the file has an unread key below its architecture's name that affects the
+    computation.
+    """
     for name in file.unread():
         value = file.metadata[file.key(name)]
         neutral = NEUTRAL.get(name)
@@ -361,8 +372,8 @@ def require_computed(file: GgufFile) -> None:
         if name in HARMLESS or same:
             continue
         shown = repr(value)
-        only = "" if neutral is None else f", only {neutral!r} is"
+        only = "" if neutral is None else f"; only {neutral!r} is"
         raise UnsupportedModelError(
             f"{file.name}: metadata {file.key(name)} ({shown[:60]}) is not supported in a model of "
-            f"{file.architecture}{only}; take another file or an ONNX export of the model"
+            f"{file.architecture}{only}; use another file or an ONNX export of the model"
         )

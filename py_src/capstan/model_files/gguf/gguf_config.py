@@ -30,7 +30,7 @@ FILL_IN_ENDS = {
     "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
     "fim_sep": ("<|file_sep|>",),
 }
-"""Tokens of code models that do so: one of each kind, which the metadata may name."""
+"""Tokens of code models that end an output: one of each kind, which the metadata may name."""
 NO_ENDS = (
     ({"<|return|>", "<|call|>"}, "<|end|>"),
     ({"<|calls|>", "<|flush|>"}, "<|end|>"),
@@ -38,7 +38,9 @@ NO_ENDS = (
     ({"<|return|>", "<|calls|>"}, "<|end|>"),
     ({"<|tool_response>"}, "</s>"),
 )
-"""A token that ends no output of a model with those before it, whatever the metadata say: it ends a part of one."""
+"""A token that does not end an output of a model with the earlier tokens, even if the metadata list it: it ends a part
+of an output.
+"""
 
 SUPPRESSED = "tokenizer.ggml.suppress_tokens"
 SAMPLING = {name.replace("temperature", "temp"): name for name in DRAWING}
@@ -48,8 +50,8 @@ SAMPLING = {name.replace("temperature", "temp"): name for name in DRAWING}
 def gguf_config(file: GgufFile, filename: str) -> GenaiConfig:
     """The configuration of the file, whose name in its folder is `filename`.
 
-    Raises ConfigError for a key that is missing or wrong; UnsupportedModelError, with those that are read, for another
-    family, and for a part of a model.
+    Raises ConfigError for a key that is missing or wrong; UnsupportedModelError for a part of a model, and for an
+    unsupported family, with the supported ones.
     """
     family = family_of(file)
     vocab_size = rows_of_embedding(file)
@@ -69,7 +71,7 @@ def gguf_config(file: GgufFile, filename: str) -> GenaiConfig:
 
 
 def stated(file: GgufFile) -> Stated:
-    """The model's name, size and licence; metadata of another type count as missing."""
+    """The model's name, size and licence; metadata of a wrong type count as missing."""
     texts = {key: file.metadata.get(f"general.{key}") for key in ("name", "basename", "size_label", "license")}
     name, base, label, licence = (value if isinstance(value, str) else "" for value in texts.values())
     return Stated(
@@ -122,11 +124,11 @@ def gguf_decoder(file: GgufFile, filename: str) -> DecoderConfig:
 
 
 def rows_of_embedding(file: GgufFile) -> int:
-    """Tokens that the model knows. Raises ConfigError if the tokenizer has more."""
+    """The model's number of tokens. Raises ConfigError if the tokenizer has more."""
     tokens = len(file.strings("tokenizer.ggml.tokens"))
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
-        raise UnsupportedModelError(f"{file.name} has no tensor token_embd.weight; take a file with a whole model")
+        raise UnsupportedModelError(f"{file.name} has no tensor token_embd.weight; use a file with a whole model")
     rows = embedding.dims[0]
     if tokens > rows:
         raise file.error("tokenizer.ggml.tokens", f"at most {rows} tokens, the rows of token_embd.weight, not {tokens}")
@@ -134,7 +136,7 @@ def rows_of_embedding(file: GgufFile) -> int:
 
 
 def token(file: GgufFile, name: str, vocab_size: int) -> int | None:
-    """A special token's id, None if the file names none."""
+    """A special token's id; None if the file has none."""
     key = f"tokenizer.ggml.{name}_token_id"
     return file.integer(key, least=0, most=vocab_size - 1) if key in file.metadata else None
 
@@ -155,8 +157,9 @@ def ends(file: GgufFile, vocab_size: int) -> tuple[int, ...]:
 
 
 def search(file: GgufFile, vocab_size: int) -> dict[str, Any]:
-    """The search options that the file recommends, which but for tokens that are never to be picked count for sampling
-    only; the model is greedy without a temperature."""
+    """The search options that the file recommends. Except for tokens that must never be picked, they apply only to
+    sampling; without a temperature the model is greedy.
+    """
     found: dict[str, Any] = {
         name: file.metadata[f"general.sampling.{key}"]
         for key, name in SAMPLING.items()

@@ -1,4 +1,4 @@
-"""A GGUF file as its header describes it: its metadata, with readers that check them, and the places of its tensors."""
+"""A GGUF file's header: its metadata, with checked readers, and the places of its tensors."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ...errors import ConfigError
 __all__ = ["BLOCKS", "CONVERT", "MOST_ELEMENTS", "OTHER_TYPES", "GgmlType", "GgufFile", "GgufTensor", "Value"]
 
 MOST_ELEMENTS = 1 << 24
-"""The most elements of an array, and the largest integer that a reader takes unless it says another."""
+"""The most elements of an array, and the default limit of integers."""
 MOST_REAL = 3.4e38
-"""The largest real: graphs have float32."""
+"""The largest real, since graphs have float32."""
 CONVERT = "convert the model again with llama.cpp's convert_hf_to_gguf.py"
 
 Value: TypeAlias = "int | float | bool | str | tuple[Any, ...]"
@@ -94,12 +94,12 @@ class GgufTensor:
     length: int
     """Bytes of its data."""
     shard: int = 0
-    """The place of its file among those of a model in several."""
+    """The index of its file, in a model of several files."""
 
 
 @dataclass(frozen=True)
 class GgufFile:
-    """A header. The readers of the metadata raise ConfigError with the key, what was expected and what was found."""
+    """A header. The readers of the metadata raise ConfigError with the key, expected and found."""
 
     name: str
     """The name of the file in errors."""
@@ -138,7 +138,7 @@ class GgufFile:
         return self.metadata.get(key, default)
 
     def integer(self, key: str, default: int | None = None, least: int = 1, most: int = MOST_ELEMENTS) -> int:
-        """An integer from `least` to `most`; without a default it must be there."""
+        """An integer from `least` to `most`; required without a default."""
         value = self.value(key, default)
         if type(value) is not int or not least <= value <= most:
             raise self.error(key, f"an integer from {least} to {most}")
@@ -147,7 +147,7 @@ class GgufFile:
     def by_layer(
         self, key: str, layers: int, default: int | None = None, least: int = 1, most: int = MOST_ELEMENTS
     ) -> tuple[int, ...]:
-        """An integer from `least` to `most` for each of so many layers; most files have one for all."""
+        """An integer from `least` to `most` for each of `layers` layers; most files have one for all."""
         value = self.value(key, default)
         told = value if isinstance(value, tuple) else (value,) * layers
         if len(told) != layers or not all(type(each) is int and least <= each <= most for each in told):
@@ -155,14 +155,14 @@ class GgufFile:
         return told
 
     def of_layers(self, key: str, layers: int, default: int | None = None, most: int = MOST_ELEMENTS) -> int:
-        """The same integer from 1 on for each of so many layers."""
+        """An integer from 1 on that is the same for each of `layers` layers."""
         found = set(self.by_layer(key, layers, default, most=most))
         if len(found) > 1:
             raise self.error(key, "the same for all layers")
         return found.pop()
 
     def real(self, key: str, default: float | None = None, above: float | None = None) -> float:
-        """A finite number, greater than `above`; without a default it must be there."""
+        """A finite number, greater than `above`; required without a default."""
         value = self.value(key, default)
         known = type(value) in (int, float) and isfinite(value) and abs(value) <= MOST_REAL
         if not known or (above is not None and value <= above):
@@ -176,10 +176,10 @@ class GgufFile:
         return value
 
     def text(self, key: str, default: str | None = None) -> str:
-        """A string that is not empty; without a default it must be there."""
+        """A non-empty string; required without a default."""
         value = self.value(key, default)
         if not isinstance(value, str) or not value:
-            raise self.error(key, "a string that is not empty")
+            raise self.error(key, "a non-empty string")
         return value
 
     def strings(self, key: str) -> tuple[str, ...]:

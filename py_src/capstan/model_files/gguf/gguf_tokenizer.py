@@ -2,8 +2,8 @@
 
 The tokenizer that a file describes is llama.cpp's: `gpt2` is byte-level BPE with a list of merges and a named
 pre-tokenizer, `llama` is SentencePiece's BPE, which merges by the scores of the results and falls back to bytes, and
-`gemma4` is that with a list of merges, within lines. All become a tokenizer.json of type BPE, which the page and
-CPython read alike.
+`gemma4` is the same with a list of merges, within lines. All become a tokenizer.json of type BPE, which the page and
+CPython read in the same way.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from .pre_tokenizers import IGNORES_MERGES, PRE_TOKENIZERS
 __all__ = ["tokenizer_files"]
 
 UNKNOWN, CONTROL, USER_DEFINED, BYTE = 2, 3, 4, 6
-"""Types of tokens; 1 is a normal one, 5 an unused one."""
+"""Types of tokens; 1 is a normal token, 5 an unused one."""
 
 
 def tokenizer_files(file: GgufFile) -> dict[str, str]:
     """The text of tokenizer.json and tokenizer_config.json.
 
-    Raises ConfigError where the metadata lack something or contradict themselves; UnsupportedModelError, with those
-    that are known, for another kind of tokenizer or pre-tokenizer.
+    Raises ConfigError for missing or contradicting metadata; UnsupportedModelError, with the supported kinds, for
+    another kind of tokenizer or pre-tokenizer.
     """
     kind = file.text("tokenizer.ggml.model")
     known = {"gpt2": byte_level, "llama": sentence_piece, "gemma4": within_lines}
     if kind not in known:
         raise UnsupportedModelError(
-            f"{file.name}: metadata tokenizer.ggml.model is {kind!r}; tokenizers of {', '.join(known)} are read"
+            f"{file.name}: metadata tokenizer.ggml.model is {kind!r}; Capstan reads {', '.join(known)}"
         )
     tokens = file.strings("tokenizer.ggml.tokens")
     if not tokens:
@@ -45,7 +45,7 @@ def tokenizer_files(file: GgufFile) -> dict[str, str]:
     special = special_tokens(file, tokens)
     parts = known[kind](file, tokens, types, vocabulary)
     begins = file.flag("tokenizer.ggml.add_bos_token", kind == "llama" or pre_tokenizer(file) in IGNORES_MERGES)
-    begins = begins or kind == "gemma4"  # whatever the file says, as in llama.cpp
+    begins = begins or kind == "gemma4"  # regardless of the file, as in llama.cpp
     ends = file.flag("tokenizer.ggml.add_eos_token", False)
     content = {
         "version": "1.0",
@@ -67,12 +67,12 @@ def tokenizer_files(file: GgufFile) -> dict[str, str]:
 
 
 def of_each(file: GgufFile, key: str, tokens: Sequence[str], kind: type[int] | type[float]) -> tuple[Any, ...]:
-    """An array with a number for each token, empty if there is none."""
+    """An array with a number for each token; empty if there is none."""
     if key not in file.metadata:
         return ()
     found = file.numbers(key, kind)
     if len(found) != len(tokens):
-        raise file.error(key, f"{len(tokens)} numbers, as many as tokens (it has {len(found)})")
+        raise file.error(key, f"{len(tokens)} numbers, one for each token (it has {len(found)})")
     return found
 
 
@@ -89,8 +89,8 @@ def special_tokens(file: GgufFile, tokens: Sequence[str]) -> dict[str, str]:
 def added_tokens(
     file: GgufFile, tokens: Sequence[str], types: Sequence[int], vocabulary: Mapping[str, int]
 ) -> list[dict[str, Any]]:
-    """The tokens that are found in a text before anything else is done with it."""
-    # llama.cpp lets special tokens of Phi-3 take the white space after them, and tells Phi-3 by its name.
+    """The tokens that are found in a text before any other step."""
+    # llama.cpp lets special tokens of Phi-3 take the white space after them, and recognises Phi-3 by its name.
     strips = re.search("phi-?3", str(file.metadata.get("general.name", "")), re.IGNORECASE) is not None
     kept = ("<unk>", "<s>", "<|endoftext|>")
     return [
@@ -163,11 +163,11 @@ def byte_level(
 
 
 def listed_merges(file: GgufFile, vocabulary: Mapping[str, int]) -> list[list[str]]:
-    """The pairs of a file that lists its merges."""
+    """The pairs of a file with a list of merges."""
     key = "tokenizer.ggml.merges"
     merges = file.strings(key)
     pairs = [merge.split(" ", 1) for merge in merges]
-    # Sets, since a loop over a hundred thousand pairs takes most of a second in a page.
+    # Sets are used because a loop over a hundred thousand pairs takes most of a second in a page.
     if set(map(len, pairs)) <= {2}:
         lefts, rights = ([pair[side] for pair in pairs] for side in (0, 1))
         if vocabulary.keys() >= {*lefts, *rights, *map(add, lefts, rights)}:
@@ -192,10 +192,10 @@ def sentence_piece(
 def within_lines(
     file: GgufFile, tokens: Sequence[str], types: Sequence[int], vocabulary: Mapping[str, int]
 ) -> dict[str, Any]:
-    """BPE over characters that lists its merges, of line breaks and of what is between them apart."""
+    """BPE over characters with a list of merges, separately for line breaks and for the text between them."""
     merges = listed_merges(file, vocabulary)
     ranks = {(left, right): rank for rank, (left, right) in enumerate(merges) if not (left + right).strip("\n")}
-    # llama.cpp takes breaks whole that are a token.
+    # llama.cpp takes line breaks as a whole if they are a token.
     for token in (token for token in tokens if token and not token.strip("\n")):
         if merged(token, ranks) != [token]:
             raise UnsupportedModelError(
@@ -208,7 +208,7 @@ def within_lines(
 
 
 def merged(text: str, ranks: Mapping[tuple[str, str], int]) -> list[str]:
-    """The tokens that BPE makes of a text."""
+    """The tokens into which BPE splits a text."""
     parts = list(text)
     while True:
         pairs = [(ranks[pair], at) for at, pair in enumerate(pairwise(parts)) if pair in ranks]
@@ -229,7 +229,7 @@ def by_character(
     """BPE over characters with \u2581 for a space; characters without a token become bytes."""
     missing = next((byte for byte in range(256) if f"<0x{byte:02X}>" not in vocabulary), None)
     if missing is not None:
-        raise file.error("tokenizer.ggml.tokens", f"a token for each byte, and there is none for <0x{missing:02X}>")
+        raise file.error("tokenizer.ggml.tokens", f"a token for each byte, but there is none for <0x{missing:02X}>")
     escape = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
     unescape = {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}
     begin = [{"type": "Prepend", "prepend": "\u2581"}] if prefix else []
@@ -259,7 +259,7 @@ def by_character(
 def merges_by_score(
     tokens: Sequence[str], types: Sequence[int], scores: Sequence[float], vocabulary: Mapping[str, int]
 ) -> list[tuple[str, str]]:
-    """Every pair of tokens that makes a third one, the best result first; a control token is no result."""
+    """Every pair of tokens that makes a third one, the best result first; a control token is not a result."""
     no_result = (UNKNOWN, CONTROL, BYTE)
     ranked = sorted(
         (place for place, text in enumerate(tokens) if types[place] not in no_result and vocabulary[text] == place),
@@ -269,7 +269,8 @@ def merges_by_score(
     sizes = sorted({len(text) for text in vocabulary})
     for place in ranked:
         text = tokens[place]
-        # At lengths that tokens have: a token of 50,000 characters has as many places, each with two long texts.
+        # Only lengths of tokens are tried: a token of 50,000 characters has that many places to split, each with two
+        # long texts.
         lengths = sizes if len(sizes) < len(text) else range(1, len(text))
         cuts = [cut for cut in lengths if 0 < cut < len(text) and text[:cut] in vocabulary and text[cut:] in vocabulary]
         if len(cuts) > 1:

@@ -5,8 +5,8 @@
     for each tensor: name, number of dimensions, dimensions (innermost first), type, offset
     padding up to `general.alignment`, then the tensors' data
 
-All numbers are little-endian. Every count, length and offset is checked before it is used: a file with wrong ones
-costs no more memory than its own bytes.
+All numbers are little-endian. Every count, length and offset is checked before it is used: a file with wrong ones takes
+no more memory than its own bytes.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ __all__ = ["GgmlType", "GgufFile", "GgufTensor", "read_header"]
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 FIRST_BYTES = 1 << 20
-"""Bytes of the first read; each further one doubles what was read."""
+"""Bytes of the first read; each further read doubles the total."""
 MOST_BYTES = 256 << 20
 """The longest header; a vocabulary of 256,000 tokens takes about 10 MB."""
 MOST_COUNT = 1 << 16
 """The most metadata pairs, and the most tensors."""
 MOST_NESTED = 1 << 16
-"""The most arrays within arrays: each takes Python as long as a pair does, and has 12 bytes."""
+"""The most arrays within arrays: each takes as long as a pair, but only 12 bytes."""
 MOST_NAME = (1 << 16) - 1
 """The longest key or name in bytes."""
 MOST_DEPTH = 4
@@ -43,13 +43,13 @@ MOST_ALIGNMENT = 1 << 20
 COPY = "copy or download the file again"
 
 Read = Callable[[int, int], Awaitable[bytes]]
-"""Bytes of the file from a start on, of a length."""
+"""Reads bytes of the file, given an offset and a length."""
 
 
 async def read_header(read: Read, size: int, name: str = "model.gguf") -> GgufFile:
-    """The header of a file of `size` bytes; `name` is what errors call it.
+    """The header of a file of `size` bytes; errors call it `name`.
 
-    Raises ModelFileError if the bytes are no whole header of a GGUF file or contradict themselves;
+    Raises ModelFileError if the bytes are not a whole header of a GGUF file or contradict themselves;
     UnsupportedModelError for a version or a type of tensor that Capstan does not read.
     """
     data = await read(0, min(size, FIRST_BYTES))
@@ -65,19 +65,19 @@ async def read_header(read: Read, size: int, name: str = "model.gguf") -> GgufFi
             wanted = min(max(2 * len(data), short.end), most)
         more = await read(len(data), wanted - len(data))
         if not more:
-            raise ModelFileError(f"{name}: no bytes came from byte {len(data)} on, expected {size} in all; {COPY}")
+            raise ModelFileError(f"{name}: the file ended at byte {len(data)}, expected {size} bytes; {COPY}")
         data += more
 
 
 def require_gguf(data: bytes, name: str, size: int) -> None:
-    """Raise ModelFileError if the file is another one than GGUF, with a guess at its format."""
+    """Raise ModelFileError, with a guess at the format, if the file is not GGUF."""
     if data.startswith(MAGIC):
         return
     start = data[:64].lstrip()
     if not data:
         what = "an empty file"
     elif start.startswith(b"<"):
-        what = "HTML or XML, as of a page that says the file is not there"
+        what = "HTML or XML, such as a page about a missing file"
     elif start.startswith(b"version https://git-lfs"):
         what = "Git LFS' pointer to the file"
     elif data[8:9] == b"{" and int.from_bytes(data[:8], "little") < size:
@@ -105,7 +105,7 @@ class ShortError(Exception):
     def error(self, name: str, size: int) -> ModelFileError:
         if self.end > size:
             return ModelFileError(
-                f"{name}: the file ends at byte {size}, but {self.inside} reaches to byte {self.end} at least; {COPY}"
+                f"{name}: the file ends at byte {size}, but {self.inside} reaches at least to byte {self.end}; {COPY}"
             )
         return ModelFileError(
             f"{name}: {self.inside} reaches to byte {self.end}, but a header has at most {MOST_BYTES} bytes; {CONVERT}"
@@ -121,17 +121,18 @@ LEAST_BYTES = {BOOL: 1, STRING: 8, ARRAY: 12, **{kind: struct.calcsize("<" + cod
 
 
 class Parser:
-    """Parses a header of which more and more bytes are there. Long arrays are parsed once: a vocabulary takes a page
-    tenths of a second."""
+    """Parses a header whose bytes arrive in parts. Long arrays are parsed only once, since a vocabulary takes a page
+    tenths of a second.
+    """
 
     def __init__(self, size: int, name: str) -> None:
         self._data, self._size, self._name = b"", size, name
         self._at, self._inside, self._nested = 0, "", 0
         self._strings: dict[int, tuple[list[str], int]] = {}
-        """The strings of each array as far as they were there, by its place, and the place after them."""
+        """By the place of each array, the strings read so far, and the place after them."""
 
     def file(self, read: bytes) -> GgufFile:
-        """The header, given what was read of the file. Raises ShortError at their end: call it again with more."""
+        """The header, given the bytes read so far. Raises ShortError if they end too early; call it again with more."""
         self._data, self._at, self._inside, self._nested = read, len(MAGIC), "its beginning", 0
         version = self._number("I")
         if version not in VERSIONS:
@@ -139,7 +140,7 @@ class Parser:
             what = f"big-endian, of version {swapped}" if swapped in (1, *VERSIONS) else f"of version {version}"
             known = " and ".join(map(str, VERSIONS))
             raise UnsupportedModelError(
-                f"{self._name} is GGUF {what}; little-endian files of versions {known} are read: {CONVERT}"
+                f"{self._name} is GGUF {what}; Capstan reads little-endian files of versions {known}: {CONVERT}"
             )
         tensors, pairs = self._count("tensors"), self._count("metadata pairs")
         metadata: dict[str, Value] = {}
@@ -169,7 +170,7 @@ class Parser:
         return ModelFileError(f"{self._name}: {self._inside} {what}; {remedy}")
 
     def _take(self, length: int) -> int:
-        """The place of the next `length` bytes, which are passed."""
+        """The place of the next `length` bytes, which are skipped."""
         at, end = self._at, self._at + length
         if end > len(self._data):
             raise ShortError(end, self._inside)
@@ -196,10 +197,10 @@ class Parser:
             raise self._error(f"is not UTF-8 at byte {at + error.start} of the file") from error
 
     def _key(self) -> str:
-        """A key or a tensor's name, as messages show it."""
+        """A key or a tensor's name, in the form for messages."""
         name = self._text(MOST_NAME)
         if not name.isprintable():
-            raise self._error(f"is {name[:64]!r}, with characters that no name has")
+            raise self._error(f"is {name[:64]!r}, with characters that are invalid in a name")
         return name
 
     def _value(self, kind: int, depth: int) -> Value:
@@ -211,7 +212,7 @@ class Parser:
         if kind == STRING:
             return self._text(min(MOST_BYTES, self._size))
         if kind != ARRAY:
-            raise self._error(f"has a value of type {kind}, known are 0 to {max(LEAST_BYTES)}")
+            raise self._error(f"has a value of type {kind}; the types are 0 to {max(LEAST_BYTES)}")
         if depth == MOST_DEPTH:
             raise self._error(f"is an array nested more than {MOST_DEPTH} deep")
         return self._array(depth)
@@ -241,7 +242,7 @@ class Parser:
         return tuple(map(bool, found))
 
     def _texts(self, count: int) -> tuple[str, ...]:
-        """An array of strings. A loop of its own, since a vocabulary has hundreds of thousands of them."""
+        """An array of strings. This is a separate loop, since a vocabulary has hundreds of thousands of them."""
         data, place, read = self._data, self._at, LENGTH.unpack_from
         found, at = self._strings.get(place, ([], place))
         end, start = len(data), at
@@ -265,7 +266,7 @@ class Parser:
         return tuple(found)
 
     def _description(self, index: int, count: int) -> tuple[str, tuple[int, ...], int, int]:
-        """A tensor's name, dimensions, type and offset as the file says."""
+        """A tensor's name, dimensions, type and offset in the file."""
         self._inside = f"the description of tensor {index} of {count}"
         name = self._key()
         self._inside = f"the description of tensor {name}"
@@ -282,8 +283,8 @@ class Parser:
         if kind not in BLOCKS:
             types = ", ".join(known.name for known in GgmlType)
             raise UnsupportedModelError(
-                f"{self._name}: {self._inside} is of type {OTHER_TYPES.get(kind, 'number')} ({kind}); "
-                f"take a file whose tensors are of {types}"
+                f"{self._name}: {self._inside} is of type {OTHER_TYPES.get(kind, 'number')} ({kind}); use a file "
+                f"whose tensors are of {types}"
             )
         type_ = GgmlType(kind)
         elements, size = type_.block
@@ -293,7 +294,7 @@ class Parser:
         length = prod(dims) // elements * size
         start = data + offset
         if offset % alignment:
-            raise self._error(f"begins at byte {offset} of the data, which is no multiple of {alignment}")
+            raise self._error(f"begins at byte {offset} of the data, which is not a multiple of {alignment}")
         if start + length > self._size:
             raise self._error(
                 f"({shown}, {type_.name}) is bytes {start} to {start + length}, but the file has {self._size}"

@@ -1,4 +1,4 @@
-"""The sizes of each layer of a GGUF file's decoder, which are the same in most files."""
+"""The sizes of each layer of a GGUF file's decoder; most files have equal layers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LayerSizes:
     head: int
     """Elements of a head."""
     source: int
-    """The index of the layer whose caches it reads. If that is another layer, it has no keys and values of its own."""
+    """The index of the layer whose caches it reads. If that is another layer, this layer has no keys and values."""
 
 
 def layer_sizes(file: GgufFile, heads: int, width: int, layers: int) -> Sequence[LayerSizes]:
@@ -64,7 +64,7 @@ def heads_of_keys(file: GgufFile, heads: int, layers: int) -> Sequence[int]:
 
 
 def head_sizes(file: GgufFile, heads: int, width: int) -> tuple[int, int]:
-    """Elements of a head, in layers without a window and in those with one; keys and values alike."""
+    """Elements of a head of keys and values, in layers without a window and in layers with one."""
     whole = head_size(file, "", width // heads)
     return whole, head_size(file, "_swa", None) if family_of(file).sizes_by_layer else whole
 
@@ -76,12 +76,13 @@ def head_size(file: GgufFile, suffix: str, default: int | None) -> int:
 
 
 def source_of(file: GgufFile, windows: Sequence[int], own: int, window: int) -> int:
-    """The last layer of that window before those that share caches. llama.cpp takes the last two layers, one of each
-    kind, as all models have them."""
+    """The last layer with that window before those that share caches. llama.cpp takes the last two layers, which are
+    one of each kind in all models.
+    """
     kinds = [each == WHOLE for each in windows[max(0, own - 2) : own]]
     if kinds != [False, True]:
         raise UnsupportedModelError(
-            f"{file.name}: {file.key('attention.shared_kv_layers')} leaves caches to {own} layers; the last two of "
-            "them are to be one with a window and one without, take another file of the model"
+            f"{file.name}: {file.key('attention.shared_kv_layers')} leaves caches to {own} layers, the last two of "
+            "which must be one with a window and one without; use another file of the model"
         )
     return own - 1 if window == WHOLE else own - 2

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 __all__ = ["IGNORES_MERGES", "PRE_TOKENIZERS"]
 
-# The white space of Unicode, spelled out: \\s is another set in each library of regular expressions.
+# The white space of Unicode, spelled out, because \\s differs between libraries of regular expressions.
 SPACE = "\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 CONTRACTIONS = "'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]"
-# llama.cpp's lacks the last alternative, which takes what the others leave, so that a search reads no space twice.
+# llama.cpp's expression lacks the last alternative, which matches the rest, so that a search reads no space twice.
 GPT2 = rf"'s|'t|'re|'ve|'m|'ll|'d| ?\p{{L}}+| ?\p{{N}}+| ?[^{SPACE}\p{{L}}\p{{N}}]+|[{SPACE}]+(?![^{SPACE}])|[{SPACE}]+"
 
 BLANKS = rf"[{SPACE}]*[\r\n]+|[{SPACE}]+(?![^{SPACE}])|[{SPACE}]+"
@@ -21,7 +21,7 @@ MARKED = (
     rf"(?:{CONTRACTIONS})|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
     rf"| ?[^{SPACE}\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{BLANKS}"
 )
-# llama.cpp knows the case of ASCII alone: any other letter may stand in both parts of a word.
+# llama.cpp knows only the case of ASCII letters: other letters may occur in both parts of a word.
 UPPER, LOWER = r"[\p{L}&&[^a-z]]", r"[\p{L}&&[^A-Z]]"
 BEFORE = r"[^\r\n\p{L}\p{N}]?"
 TEKKEN = rf"{BEFORE}{UPPER}*{LOWER}+|{BEFORE}{UPPER}+{LOWER}*|\p{{N}}|{OTHERS}[\r\n/]*|{BLANKS}"
@@ -74,7 +74,7 @@ NAMES: Mapping[tuple[str, ...], str] = {
     (r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"): "default",
 }
 PRE_TOKENIZERS = {name: expressions for expressions, names in NAMES.items() for name in names.split()}
-"""The regular expressions of a pre-tokenizer in order: each cuts what the ones before it left in one piece."""
+"""The regular expressions of a pre-tokenizer in order: each cuts the pieces that the earlier ones left."""
 IGNORES_MERGES = (
     "llama-bpe",
     "llama3",
@@ -86,4 +86,4 @@ IGNORES_MERGES = (
     "lfm2",
     "tekken",
 )
-"""Pre-tokenizers whose words are looked up whole before they are merged. They also begin a text with bos."""
+"""Pre-tokenizers that look up whole words before merging. They also begin a text with bos."""

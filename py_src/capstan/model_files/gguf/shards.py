@@ -26,7 +26,7 @@ COPY = "copy or download the model's files again, from one place"
 
 
 def shard_names(name: str) -> tuple[str, ...]:
-    """The names of a model's files, in order, of which `name` is one; `name` alone where it is none of several.
+    """The names of a model's files in order, given one of them; only `name` if the model is one file.
 
     Raises ModelFileError for a number above the count, or for more files than are read.
     """
@@ -44,17 +44,18 @@ def shard_names(name: str) -> tuple[str, ...]:
 
 
 def first_shard(name: str) -> str:
-    """The name or address of the first file of a model, of which `name` is one; `name` where it is none of several."""
+    """The name or address of a model's first file, given one of them; `name` if the model is one file."""
     match = NAME.fullmatch(name)
     return f"{match['front']}-00001-of-{match['count']}{match['end']}" if match else name
 
 
 def require_shard(file: GgufFile, number: int, count: int) -> None:
-    """Raise ModelFileError unless the file is shard `number`, from 0 on, of `count`, as its name says; ConfigError for
-    impossible numbers in the metadata."""
+    """Raise ModelFileError unless the file is shard `number` (from 0) of `count`, the numbers in its name; ConfigError
+    for impossible numbers in the metadata.
+    """
     found = file.integer("split.count", 1, least=0) or 1
     if found != count:
-        named = f"its name is that of one of {count}" if count > 1 else "its name is no shard's"
+        named = f"its name is that of one of {count}" if count > 1 else "its name is not a shard's"
         remedy = f"name it NAME-00001-of-{found:05}.gguf, as gguf-split does" if count == 1 else COPY
         raise ModelFileError(f"{file.name}: one of {found} shards (metadata split.count), but {named}; {remedy}")
     place = file.integer("split.no", 0, least=0, most=MOST_COUNT)
@@ -66,9 +67,9 @@ def require_shard(file: GgufFile, number: int, count: int) -> None:
 
 
 def joined(files: Sequence[GgufFile]) -> GgufFile:
-    """The file that these shards of a model would be together, in order; a tensor knows its shard.
+    """The joined file of these shards of a model, in order; each tensor has its shard.
 
-    Raises ModelFileError if they are not of one model.
+    Raises ModelFileError if they do not belong to one model.
     """
     first = files[0]
     if len(files) == 1:
@@ -85,7 +86,7 @@ def joined(files: Sequence[GgufFile]) -> GgufFile:
         for name, tensor in file.tensors.items():
             if name in tensors:
                 other = files[tensors[name].shard].name
-                raise ModelFileError(f"{file.name}: tensor {name} is in {other}, too; {COPY}")
+                raise ModelFileError(f"{file.name}: tensor {name} is also in {other}; {COPY}")
             tensors[name] = replace(tensor, shard=number)
     if len(tensors) != wanted:
         raise ModelFileError(
