@@ -1,10 +1,9 @@
 """Text to token ids and back, chat templates and incremental decoding, as in onnxruntime-genai.
 
-The work is done by a backend, which the host gives: in the page @huggingface/tokenizers (_js/page_tokens.py), on
-CPython the `tokenizers` package (local/rust_tokenizer.py). Jinja2 renders chat templates on both. Like
-onnxruntime-genai's Tokenizer, `encode` adds no special tokens of its own (a bos in the text, or from a chat template,
-becomes its id) and `decode` leaves special tokens out; `update_options` changes either. `encode_prompt` begins a
-text as its model expects.
+A backend from the host does the work: in the page @huggingface/tokenizers (_js/page_tokens.py), on CPython the
+`tokenizers` package (local/rust_tokenizer.py). Jinja2 renders chat templates on both. Like onnxruntime-genai's
+Tokenizer, `encode` adds no special tokens (a bos in the text, or from a chat template, becomes its id) and `decode`
+leaves special tokens out; `update_options` changes both. `encode_prompt` begins a text as its model expects.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class TokenizerSource(Protocol):
 class Tokenizer:
     """The tokenizer of a model, from the files of its folder.
 
-    Raises ConfigError, naming the file and the place in it, where they hold no tokenizer.
+    Raises ConfigError, with the file and the place in it, if they contain no tokenizer.
     """
 
     def __init__(self, model: TokenizerSource) -> None:
@@ -66,13 +65,13 @@ class Tokenizer:
         self.keep_for(model)
 
     def keep_for(self, model: TokenizerSource) -> None:
-        """Be the tokenizer of a model: later ones of it are copies."""
+        """Keep this tokenizer for a model: later tokenizers of the model are copies."""
         made[id(model)] = copy(self)
         finalize(model, made.pop, id(model), None).atexit = False
 
     @classmethod
     def of_folder(cls, make_backend: Callable[[str, str], Any], files: Mapping[str, str]) -> Tokenizer:
-        """Build from the texts of a folder's files, by their names."""
+        """Build from the texts of a folder's files, by name."""
         config, templates = files.get("tokenizer_config.json"), templates_of_files(files)
         return cls.from_files(make_backend, files.get("tokenizer.json", ""), config, templates)
 
@@ -87,7 +86,7 @@ class Tokenizer:
         """Build from the contents of tokenizer.json, tokenizer_config.json and chat_template.jinja, or several chat
         templates by their names.
 
-        The last two may be absent; chat templates are taken from tokenizer_config.json unless they are given.
+        The last two may be absent; without given chat templates those of tokenizer_config.json are used.
         `make_backend(tokenizer_json, tokenizer_config_json)` gives a TokenizerBackend.
         """
         tokenizer = cls.__new__(cls)
@@ -125,7 +124,7 @@ class Tokenizer:
         self._skip_special_tokens = True
         self._beginning: tuple[int, ...] | None = None
         self._formats: list[AnswerFormat] = []
-        """The model's, once it was requested; copies share it."""
+        """The model's answer format, once it was requested; copies share it."""
 
     @property
     def has_chat_template(self) -> bool:
@@ -134,17 +133,18 @@ class Tokenizer:
 
     @property
     def chat_template(self) -> str | None:
-        """The model's own chat template for conversations without tools, None if it has none."""
+        """The model's own chat template for conversations without tools; None if it has none."""
         return self._templates.default
 
     def get_chat_template(self, template: str | None = None, tools: object = None) -> str:
-        """The text of the chat template that is named `template`; if that is None, of the one named `tool_use` where
-        there are tools, else of the one named `default`. A text that is no name is returned. Raises ConfigError."""
+        """The text of the chat template named `template`; for None the one named `tool_use` if there are tools, else
+        the one named `default`. Any other text is returned unchanged. Raises ConfigError.
+        """
         return self._templates.choose(template, tools)
 
     @property
     def answer_format(self) -> AnswerFormat:
-        """How the model writes reasoning and calls of tools, by its chat template and its added tokens."""
+        """The model's format of reasoning and calls of tools, from its chat template and its added tokens."""
         if not self._formats:
             added = frozenset(item["content"] for item in self._content.get("added_tokens") or ())
             self._formats.append(answer_format(self._templates.texts, added))
@@ -159,9 +159,7 @@ class Tokenizer:
         """Set `add_special_tokens` (default false) or `skip_special_tokens` (default true)."""
         for name, value in options.items():
             if name not in ("add_special_tokens", "skip_special_tokens"):
-                raise OptionError(
-                    f"{name}: unknown tokenizer option; there are add_special_tokens and skip_special_tokens"
-                )
+                raise OptionError(f"{name}: unknown tokenizer option; use add_special_tokens or skip_special_tokens")
             flag = {"true": True, "1": True, "false": False, "0": False}.get(str(value).lower())
             if flag is None:
                 raise OptionError(f"{name}: expected true or false, got {value!r}")
@@ -170,7 +168,7 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Token ids of a text; [] for an empty one."""
         if any("\ud800" <= character <= "\udfff" for character in text):
-            raise OptionError("text: it has half of a pair of surrogates, which no text has; replace it")
+            raise OptionError("text: it has half of a pair of surrogates, which is invalid; replace it")
         self._limits.require(text)
         with tokenizer_errors("the text cannot be encoded"):
             return self._backend.encode(text, self._add_special_tokens)
@@ -187,14 +185,16 @@ class Tokenizer:
         return self._beginning
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Token ids of a text that the model is to continue or to score: as `encode`, behind `beginning` unless the
-        text itself begins so; [] for an empty one."""
+        """Token ids of a text for the model to continue or score: those of `encode` after `beginning`, unless the text
+        already begins with it; [] for an empty one.
+        """
         ids, first = self.encode(text), self.beginning
         return ids if not ids or tuple(ids[: len(first)]) == first else [*first, *ids]
 
     def encode_batch(self, texts: Iterable[str], pad_token_id: int | None = None) -> list[list[int]]:
-        """Token ids of each text; with `pad_token_id` all as long as the longest, with that id after shorter ones, as
-        `Generator.append_tokens` takes a batch."""
+        """Token ids of each text; with `pad_token_id` all are as long as the longest, with that id after shorter ones,
+        the form of a batch for `Generator.append_tokens`.
+        """
         rows = [self.encode(text) for text in texts]
         if pad_token_id is None:
             return rows
@@ -212,7 +212,7 @@ class Tokenizer:
             return self._backend.decode(known, self._skip_special_tokens)
 
     def to_token_id(self, text: str) -> int:
-        """The id of a token, as the vocabulary writes it ('Ġthe', '<|im_end|>'); -1 if there is none."""
+        """The id of a token in the vocabulary's spelling ('Ġthe', '<|im_end|>'); -1 if there is none."""
         if self._ids is None:
             with tokenizer_errors("its vocabulary cannot be read"):
                 vocabulary = self._content["model"].get("vocab") or {}
@@ -223,7 +223,7 @@ class Tokenizer:
         return self._ids.get(text, -1)
 
     def special_tokens_in(self, text: str) -> list[int]:
-        """The ids of the special tokens that are written in a text and that `decode` leaves out of what it gives."""
+        """The ids of the special tokens in a text that `decode` leaves out."""
         if not self._skip_special_tokens:
             return []
         added = self._content.get("added_tokens") or []
@@ -239,9 +239,9 @@ class Tokenizer:
         **variables: Any,
     ) -> str:
         """The prompt for a conversation: `messages` is a list of {"role", "content"}, or that as JSON; keys whose value
-        is None are left out. `tools` likewise, None or "" for none. `template_str` is as in `get_chat_template`.
-        `thinking` says whether the model reasons before it answers; None leaves that to the template, whose other
-        `variables` (reasoning_effort) are further arguments.
+        is None are left out. `tools` likewise, None or "" for none. `template_str` is the argument of
+        `get_chat_template`. `thinking` is whether the model reasons before it answers; None leaves that to the
+        template, whose other `variables` (reasoning_effort) are further arguments.
 
         Raises ConfigError if the model has no chat template and none is given, or it cannot be rendered; OptionError
         for messages of another form, and for `thinking` and variables that the template does not know.
@@ -252,12 +252,12 @@ class Tokenizer:
         return self._templates.render(template, told, form, given, add_generation_prompt, thinking, variables)
 
     def create_stream(self) -> TokenizerStream:
-        """A decoder for ids that come one at a time."""
+        """A decoder for ids that arrive one at a time."""
         return TokenizerStream(self)
 
 
 class TokenizerStream:
-    """Incremental `decode`: the pieces joined are the text of all ids."""
+    """Incremental `decode`: the joined pieces are the text of all ids."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._stream = TextStream(tokenizer.decode)
@@ -272,13 +272,14 @@ class TokenizerStream:
 
 
 def as_text(data: str | bytes) -> str:
-    """A file that was read as JSON already, as text."""
+    """The text of a file that was already read as JSON."""
     return data if isinstance(data, str) else data.decode("utf-8-sig")
 
 
 made: dict[int, Tokenizer] = {}
-"""The tokenizer of each model that is there, by the model's id, with the options of a new one. Each request makes a
-Tokenizer, and reading a vocabulary of 50,000 tokens takes a page a third of a second."""
+"""The tokenizer of each live model, by the model's id, with default options. Each request makes a Tokenizer, and
+reading a vocabulary of 50,000 tokens takes a page a third of a second.
+"""
 
 
 @contextmanager
@@ -293,7 +294,7 @@ def tokenizer_errors(what: str) -> Iterator[None]:
 
 
 def token_id(item: object) -> int:
-    """An id; OptionError for what is no integer."""
+    """An id. Raises OptionError for a value that is not an integer."""
     try:
         return index(item)  # type: ignore[arg-type]
     except TypeError:

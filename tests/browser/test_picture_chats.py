@@ -191,7 +191,7 @@ def test_what_is_no_picture_is_refused_and_the_next_answer_comes(page: Page) -> 
     files = {"junk": b"junk", "none": b"", "cut": PNG[:200], "animated": animated.getvalue(), "wide": wide.getvalue()}
     found = page.evaluate(BAD, [{kind: b64encode(data).decode() for kind, data in files.items()}, "sees"])
     for kind, message in (
-        ("junk", "picture 0 has 4 bytes that are no picture"),
+        ("junk", "picture 0 has 4 bytes that are not a picture"),
         ("none", "picture 0 has no bytes"),
         ("cut", "picture 0 is damaged"),
         ("animated", "picture 0 is animated, with 2 frames"),

@@ -200,7 +200,7 @@ def test_bad_input_is_refused_by_name(page: Page) -> None:
         ("all(voice.speak('a', { speed: 3 }))", "OptionError", "speed is 3; it must be from 0.5 to 2"),
         ("all(voice.speak('a', { pitch: 3 }))", "OptionError", "pitch: no such option"),
         ("all(voice.speak('a', { voice: 'af_none' }))", "OptionError", "voice is 'af_none'; "),
-        ("all(voice.speak('oui', { voice: 'ff_siwis' }))", "OptionError", "of English only: give a function"),
+        ("all(voice.speak('oui', { voice: 'ff_siwis' }))", "OptionError", "only for English: give a function"),
         ("voice.audio.speech.create({})", "OptionError", "input is missing"),
         (
             "voice.audio.speech.create({ input: 'a', response_format: 'mp3' })",

@@ -381,7 +381,7 @@ def test_a_model_without_a_chat_template_has_no_conversations(
         (["a", "--seed", str(2**60)], f"--seed is {2**60}, but must be at most {2**53}"),
         (["a", "--stop-token-ids", "1,x"], "--stop-token-ids: 'x' is not a token id: give integers from 0"),
         (["a", "--bad-words-ids", "1,2;"], "--bad-words-ids: '' is not a token id"),
-        (["a", "--logit-bias", "12"], "--logit-bias: '12' is no token id with a number"),
+        (["a", "--logit-bias", "12"], "--logit-bias: '12' is not a token id with a number"),
         (["a", "--logit-bias=-1:2"], "--logit-bias: a token of logit_bias is -1; it must be from 0"),
         (["a", "--frequency-penalty", "3"], "--frequency-penalty: frequency_penalty is 3.0; it must be from -2 to 2"),
         (["a", "--stop", ""], "--stop: stop_strings has ''; each must be a string of at least one character"),

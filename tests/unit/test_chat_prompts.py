@@ -85,7 +85,7 @@ def test_templates_are_read_from_the_files_of_a_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        (5, "chat_template: expected a string, got int"),
+        (5, "chat_template: expected a non-empty string, got int"),
         ([{"name": "default"}], r"chat_template\[0\]: expected an object with the strings name and template"),
         ([*NAMED, "x"], r"chat_template\[3\]: expected an object"),
     ],
@@ -100,14 +100,17 @@ def test_templates_of_another_form_are_named(template: Any, message: str) -> Non
     [
         (
             {"effort": 1},
-            "effort: the chat template has no such variable; those that it has are: reasoning_effort, thinking",
+            "effort: the chat template has no such variable; its variables are: reasoning_effort, thinking",
         ),
-        ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs has tools, which is an option of its own"),
+        ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs has tools, which is a separate option"),
         (
             {"thinking": True, "chat_template_kwargs": {"thinking": False}},
             "chat_template_kwargs has thinking, which is",
         ),
-        ({"chat_template_kwargs": {"template_str": "x"}}, "chat_template_kwargs has template_str, which is an option"),
+        (
+            {"chat_template_kwargs": {"template_str": "x"}},
+            "chat_template_kwargs has template_str, which is a separate option",
+        ),
     ],
 )
 def test_variables_that_a_template_does_not_know_are_refused(given: dict[str, Any], message: str) -> None:
@@ -127,7 +130,7 @@ def test_thinking_and_its_variable_are_one_option() -> None:
     assert tokenizer.apply_chat_template([USER], **template_options({"chat_template_kwargs": {"thinking": True}})) == (
         "True True"
     )
-    with pytest.raises(CapstanError, match="thinking and enable_thinking say the same thing; give one of them"):
+    with pytest.raises(CapstanError, match="thinking and enable_thinking have the same meaning; give one of them"):
         tokenizer.apply_chat_template([USER], thinking=False, enable_thinking=True)
     with pytest.raises(OptionError, match="thinking is True, but the chat template has none of the variables"):
         tokenizer_of("{{ 'thinking' }}").apply_chat_template([USER], thinking=True)

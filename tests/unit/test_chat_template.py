@@ -44,11 +44,11 @@ def test_a_template_without_end_is_refused_at_once_and_the_next_one_rendered(tem
 @looped(
     "case",
     [
-        (ENDLESS[0], r"it takes \d+ characters, an item counting as 100, and at most 100000000 are allowed; shorten"),
-        ("{{ 'x' * 10 ** 12 }}", r"a value of 1000000000000 characters, at most 10000000 are made at once; make it"),
-        ("{{ 9 ** (10 ** 9) }}", r"a number of \d+ bits, at most 4300 digits are computed; make it smaller"),
-        ("{{ 1.5 | round(9999) }}", r"round is given 9999, at most 4300 is allowed; make it smaller"),
-        ("x" * 200_001, r"it has 200001 characters, at most 200000 are read; shorten it"),
+        (ENDLESS[0], r"it takes \d+ characters \(an item counts as 100\); at most 100000000 are allowed: shorten"),
+        ("{{ 'x' * 10 ** 12 }}", r"a value of 1000000000000 characters; at most 10000000 are made at once: make it"),
+        ("{{ 9 ** (10 ** 9) }}", r"a number of \d+ bits; at most 4300 digits are computed: make it smaller"),
+        ("{{ 1.5 | round(9999) }}", r"round is given 9999; at most 4300 is allowed: make it smaller"),
+        ("x" * 200_001, r"it has 200001 characters; at most 200000 are read: shorten it"),
     ],
 )
 def test_a_refusal_has_the_value_the_limit_and_the_remedy(case: tuple[str, str]) -> None:

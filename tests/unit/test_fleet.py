@@ -626,5 +626,5 @@ class TestFleet:
             [refused] = fleet.chat([[{}]])
             assert refused.error is not None
             assert refused.error.message.startswith("item 0: messages[0].role: missing")
-            with pytest.raises(OptionError, match="which is no file"):
+            with pytest.raises(OptionError, match="which is not a file"):
                 fleet.map("nowhere.py", [1])

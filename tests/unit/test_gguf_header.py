@@ -149,7 +149,7 @@ def described(*dims: int, kind: int = 0, offset: int = 0, count: int = 1) -> byt
         (described(4, offset=1024), ModelFileError, "is bytes 1088 to 1104, but the file has 1088"),
         (described(4, offset=8), ModelFileError, "begins at byte 8 of the data, which is not a multiple of 32"),
         (described(4, count=2), ModelFileError, "t0 and t1 overlap: .* ends at byte 112, .* begins at byte 96"),
-        (described(4, kind=16), UnsupportedModelError, r"IQ2_XXS \(16\); take .* Q4_K"),
+        (described(4, kind=16), UnsupportedModelError, r"IQ2_XXS \(16\); use .* Q4_K"),
         (described(4, kind=99), UnsupportedModelError, r"number \(99\)"),
     ],
 )

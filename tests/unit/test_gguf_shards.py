@@ -95,7 +95,7 @@ def test_a_shard_of_another_model(made: Made, tmp_path: Path) -> None:
         made, tmp_path / "other", "token_embd.weight", "0.attn_v.weight", "1.ffn_up.weight", name="model"
     )
     shutil.copy(others[2], files[2])
-    twice = r"model-00003-of-00004.gguf: tensor blk.0.attn_output.weight is in model-00002-of-00004.gguf, too; copy"
+    twice = r"model-00003-of-00004.gguf: tensor blk.0.attn_output.weight is also in model-00002-of-00004.gguf; copy"
     assert re.search(twice, refusal(files[0]))
     (tmp_path / "short").mkdir()
     shorter = write_shards(

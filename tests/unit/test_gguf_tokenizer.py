@@ -120,7 +120,7 @@ def without(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("pairs", "error", "message"),
     [
-        (without("model"), ConfigError, "metadata tokenizer.ggml.model is missing, expected a string"),
+        (without("model"), ConfigError, "metadata tokenizer.ggml.model is missing, expected a non-empty string"),
         (without("tokens"), ConfigError, "tokenizer.ggml.tokens: expected an array of strings|tokens is missing"),
         (without("scores"), ConfigError, "tokenizer.ggml.scores is missing, expected a score for each token"),
         (
@@ -136,7 +136,11 @@ def without(name: str) -> dict[str, Any]:
             "2048 numbers, one for each token .it has 1",
         ),
         ({**metadata("llama"), "tokenizer.ggml.bos_token_id": 70000}, ConfigError, "an integer from 0 to"),
-        ({**metadata("llama"), "tokenizer.chat_template": 3}, ConfigError, "chat_template: expected a string"),
+        (
+            {**metadata("llama"), "tokenizer.chat_template": 3},
+            ConfigError,
+            "chat_template: expected a non-empty string",
+        ),
         ({**metadata("llama"), "tokenizer.ggml.add_bos_token": 1}, ConfigError, "expected true or false, got 1"),
     ],
 )

@@ -147,9 +147,9 @@ def test_a_sound_too_short_for_a_row_is_followed_by_silence(transcriber: capstan
 
 
 def test_what_the_model_lacks_is_refused(transcriber: capstan.Transcriber) -> None:
-    with pytest.raises(OptionError, match="timestamps are asked for, and the model has none"):
+    with pytest.raises(OptionError, match="timestamps were requested, but the model has none"):
         transcriber.transcribe(SOUNDS["short"], timestamps=True)
-    with pytest.raises(OptionError, match="language is 'de', and the model hears English only"):
+    with pytest.raises(OptionError, match="language is 'de', but the model knows only English"):
         transcriber.transcribe(SOUNDS["short"], language="de")
 
 

@@ -94,8 +94,8 @@ def test_other_element_types_are_refused(given: Any) -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (np.zeros((2, 2), np.float32), r"is float32 \[2, 2\], the OrtValue float32 \[2, 3\]"),
-        (np.zeros((2, 3), np.int32), r"is int32 \[2, 3\], the OrtValue float32"),
+        (np.zeros((2, 2), np.float32), r"is float32 \[2, 2\], the OrtValue is float32 \[2, 3\]"),
+        (np.zeros((2, 3), np.int32), r"is int32 \[2, 3\], the OrtValue is float32"),
         ([1, 2], "gives no PEP 3118 buffer"),
     ],
 )

@@ -142,7 +142,7 @@ def moving(kind: str) -> bytes:
 NO_PICTURES = {
     "no bytes": (b"", "the picture has no bytes; give a PNG, JPEG, WEBP, BMP or GIF file"),
     "a text": (b"no picture at all", "has 17 bytes that are not a picture; give a PNG"),
-    "another format": (encoded(COLOURS, "TIFF"), "that are no picture"),
+    "another format": (encoded(COLOURS, "TIFF"), "that are not a picture"),
     "a truncated PNG": (EXACT["colours"][:6000], "is damaged: "),
     "a truncated JPEG": (encoded(COLOURS, "JPEG")[:2000], "is damaged: image file is truncated"),
     "a PNG of few rows": (png_of(bytes(500), 80, 48), "is damaged: "),

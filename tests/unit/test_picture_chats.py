@@ -179,17 +179,17 @@ def test_bad_input_is_refused_by_name(model: capstan.Model) -> None:
         ({"type": "image", "image": PNG, "size": 3}, OptionError, "has type, image, size"),
         (image("cat.png"), ArgumentTypeError, "a picture is of type str"),
         (image(b""), PictureError, "picture 0 has no bytes"),
-        (image(b"junk"), PictureError, "picture 0 has 4 bytes that are no picture"),
+        (image(b"junk"), PictureError, "picture 0 has 4 bytes that are not a picture"),
         (image(PNG[:200]), PictureError, "picture 0 is damaged"),
         (image(Rgba(20_000, 1, bytes(80_000))), PictureError, "picture 0 has 20000 x 1 pixels; a side may have 16384"),
         (image(Rgba(2, 2, bytes(15))), PictureError, "2 x 2 pixels in 15 bytes"),
         (image(Rgba(0, 0, b"")), PictureError, "0 x 0 pixels in 0 bytes"),
         (url("https://example.test/cat.png"), OptionError, "image_url.url is 'https://example.test/cat.png'; it must"),
-        (url("data:image/png;base64,%%%"), OptionError, "is no base64"),
+        (url("data:image/png;base64,%%%"), OptionError, "is not base64"),
         (url("data:,", detail="high"), OptionError, "image_url.detail is 'high'"),
         (url("data:,"), PictureError, "picture 0 has no bytes"),
         ({"type": "input_audio", "input_audio": {}}, OptionError, "messages[0].content[0].type is 'input_audio'"),
-        ({"type": "video"}, OptionError, "no model hears or watches in a chat"),
+        ({"type": "video"}, OptionError, "chats take no sounds and videos"),
     ]
     for part, kind, message in cases:
         refused(kind, message, partial(said, talk, user(part, "?")))

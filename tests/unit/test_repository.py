@@ -156,7 +156,7 @@ class TestDtypes:
     def test_one_that_is_not_there_is_refused_with_those_that_are(self, tmp_path: Path) -> None:
         folder = lay_out(LLAMA, tmp_path / "repo", suffix="_q4")
         (folder / "onnx" / "model_int8.onnx").write_bytes(b"")
-        with pytest.raises(ModelFileError, match=r"onnx/model_fp16\.onnx does not exist; .* there are q4, int8$"):
+        with pytest.raises(ModelFileError, match=r"onnx/model_fp16\.onnx does not exist; .* the dtypes are q4, int8$"):
             load(folder, dtype="fp16")
 
 

@@ -199,7 +199,9 @@ def test_lengths_may_be_as_long_as_each_other() -> None:
 
 
 def test_a_diversity_penalty_is_taken_and_told_as_without_effect() -> None:
-    with pytest.warns(FallbackWarning, match="diversity_penalty 0.375: beams are not in groups"):
+    with pytest.warns(
+        FallbackWarning, match="diversity_penalty 0.375: neither Capstan nor onnxruntime-genai has groups"
+    ):
         SearchOptions(diversity_penalty=0.375).tell_ignored()
 
 

@@ -82,7 +82,9 @@ def test_each_graph_is_of_the_first_dtype_that_suits_the_device(hub: Path) -> No
         "onnx/decoder_model_merged_q4.onnx",
         "onnx/encoder_model.onnx",
     )
-    with pytest.raises(ModelFileError, match=r"encoder_model_q4\.onnx does not exist; .* there are fp32"):
+    with pytest.raises(
+        ModelFileError, match=r"encoder_model_q4\.onnx does not exist; .* the dtypes of encoder_model are fp32"
+    ):
         capstan.Model(str(hub), dtype="q4")
     with pytest.raises(OptionError, match="dtype is 'q5'; it must be one of fp32, fp16, q4"):
         capstan.Model(str(hub), dtype="q5")

@@ -129,7 +129,7 @@ def test_a_repository_whose_parts_do_not_fit_is_refused_by_name(tmp_path: Path, 
     refused(ModelFileError, "lacks a graph of a model that sees", lambda: capstan.Model(str(target)))
     refused(UnsupportedModelError, "onnxruntime-genai has none for a repository", genai_processor)
     cut = {"role": "user", "content": [{"type": "image", "image": b"junk"}]}
-    refused(PictureError, "picture 0 has 4 bytes that are no picture", lambda: prompts_of(model).of([cut]))
+    refused(PictureError, "picture 0 has 4 bytes that are not a picture", lambda: prompts_of(model).of([cut]))
 
 
 def test_the_chat_template_of_a_processor_is_read(tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ def test_one_trace_is_taken_at_a_time_and_none_is_left_where_its_block_fails(tmp
             r"missing/trace\.json \(No such file or directory\): give a path in an existing, writable folder",
         ),
         ("folder", r"folder, which is not a file: give the path of a file"),
-        ("", r"which is no file"),
+        ("", r"which is not a file"),
         ("file/trace.json", r"\(Not a directory\)"),
         ("n" * 300, r"\(File name too long\)"),
     ],
@@ -172,7 +172,7 @@ async def taken() -> None:
 
 
 def test_a_device_is_not_replaced_and_a_link_is_followed(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="which is no file"):
+    with pytest.raises(OptionError, match="which is not a file"):
         tracing.TraceFile("/dev/null")
     (tmp_path / "to").mkdir()
     (tmp_path / "link.json").symlink_to(tmp_path / "to" / "trace.json")

@@ -256,7 +256,9 @@ def test_a_model_of_text_or_of_english_says_so(tmp_path: Path) -> None:
     sound = wave_file(glide(0.5))
     assert english.languages == []
     assert english.transcribe(sound, language="en").language == "en"
-    refused(OptionError, "language is 'de', and the model hears English", lambda: english.run(sound, language="de"))
+    refused(
+        OptionError, "language is 'de', but the model hears only English", lambda: english.run(sound, language="de")
+    )
     refused(OptionError, "task is 'translate', and the model", lambda: english.run(sound, task="translate"))
     refused(capstan.ConfigError, "suppress_tokens is 'all'", lambda: loaded_transcriber(tmp_path, "all"))
 

@@ -133,12 +133,12 @@ def test_a_wave_file_has_all_sentences(folder: Path) -> None:
     [
         ("", {"phonemes": True}, "the text is '', which has nothing to speak"),
         ("∅ \n", {"phonemes": True}, "which has nothing to speak"),
-        ("ə", {"phonemes": True, "voice": "af_none"}, "voice is 'af_none'; there are af_heart, bf_emma, ff_siwis"),
+        ("ə", {"phonemes": True, "voice": "af_none"}, "voice is 'af_none'; the voices are af_heart, bf_emma, ff_siwis"),
         ("ə", {"phonemes": True, "voice": "../voices/af_heart"}, "voice is '../voices/af_heart'; there"),
         ("ə", {"phonemes": True, "speed": 0.49}, "speed is 0.49; it must be from 0.5 to 2"),
         ("ə", {"phonemes": True, "speed": math.nan}, "speed is nan; it must be"),
         ("hello", {}, "phonemes are made only in a page: give a function `phonemize`"),
-        ("bonjour", {"voice": "ff_siwis"}, "voice 'ff_siwis' speaks fr-FR; phonemes are made of English only"),
+        ("bonjour", {"voice": "ff_siwis"}, "voice 'ff_siwis' speaks fr-FR; phonemes are made only for English"),
         (5, {}, "Voice.speak: text is 5"),
     ],
 )
@@ -156,7 +156,7 @@ def test_a_damaged_voice_is_told(folder: Path, tmp_path: Path) -> None:
     made = shutil.copytree(folder, tmp_path / "kokoro")
     whole = (made / "voices/af_heart.bin").read_bytes()
     (made / "voices/af_heart.bin").write_bytes(whole[:-1024])
-    with pytest.raises(ModelFileError, match="af_heart.bin has 521216 bytes, and a voice has 522240"):
+    with pytest.raises(ModelFileError, match="af_heart.bin has 521216 bytes, but a voice has 522240"):
         spoken(made, "ə", phonemes=True)
     (made / "voices/af_heart.bin").write_bytes(struct.pack("<f", math.nan) + whole[4:])
     with pytest.raises(ModelFileError, match="af_heart.bin has numbers that are not finite"):

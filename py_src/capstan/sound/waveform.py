@@ -63,8 +63,7 @@ class HeardWaveform:
 
 
 def sounds_of(data: str | bytes, name: str) -> SoundProcessor | Waveforms:
-    """How a model takes sounds, by a file's content; `name` is what messages call it. Raises ConfigError,
-    UnsupportedModelError."""
+    """The processor for a file's content; messages call it `name`. Raises ConfigError, UnsupportedModelError."""
     config = parse_object(data, name)
     if config.get("feature_extractor_type") != EXTRACTOR:
         return SoundProcessor.of_config(data, name)

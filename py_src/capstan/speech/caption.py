@@ -1,4 +1,4 @@
-"""Live captions: one of them, and the options by which they are made."""
+"""Live captions and their options."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Caption:
     """Seconds from the first sample."""
     end: float
     final: bool
-    """Whether the utterance has ended. Until then later captions take this one's place."""
+    """Whether the utterance has ended. Until then later captions replace this one."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class LiveOptions:
     silence: float = 0.5
     """Seconds of silence that end an utterance."""
     threshold: float = 0.5
-    """The least probability of speech, from 0 to 1."""
+    """The smallest probability of speech, from 0 to 1."""
     interval: float = 1.0
     """Seconds between the partial texts of an utterance; 0 for none."""
 

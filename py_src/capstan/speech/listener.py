@@ -1,4 +1,4 @@
-"""Live captions: samples are heard as they come, cut where somebody stops speaking, and each part becomes text."""
+"""Live captions: samples are heard as they arrive, cut where speech stops, and each part becomes text."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ __all__ = ["Listener"]
 
 Samples = np.ndarray[Any, np.dtype[np.float32]]
 PADDING = RATE // 5
-"""The most silence that is heard with an utterance, at each end."""
+"""The most silence at each end of an utterance that is heard with it."""
 SHARE = 2
-"""Partial texts take at most one of so many parts of the time."""
+"""Partial texts take at most this fraction (1 / N) of the time."""
 
 
 class Listener:
-    """A sound under way. `hear` takes the next samples, `end` says that there are no more."""
+    """A sound under way. `hear` takes the next samples, `end` ends the sound."""
 
     def __init__(
         self,
@@ -40,13 +40,13 @@ class Listener:
         self._cutter = Utterances(options.threshold, silence, min(PADDING, silence // 2), longest)
         self._kept = np.zeros(0, np.float32)
         self._first = 0
-        """The place of the first sample that is kept."""
+        """The index of the first kept sample."""
         self._seen = 0
-        """Samples that the detector has heard."""
+        """The number of samples that the detector has heard."""
         self._shown = 0
         """The end of the last partial text."""
         self._wait = options.interval
-        """Seconds of sound from one partial text to the next."""
+        """Seconds of sound between partial texts."""
         self._took = 0.0
         """Seconds that the last text took."""
         self._early: tuple[Utterance, str] | None = None
@@ -65,12 +65,12 @@ class Listener:
             self._shown = heard
             self._wait = max(self._options.interval, SHARE * self._took)
         ending = self._cutter.ending
-        # The final text is made while the silence that ends it is awaited, unless a text takes longer than that.
+        # The final text is made while waiting for the silence that ends it, unless a text takes longer than that.
         if ending is not None and self._took < self._options.silence and (not self._early or self._early[0] != ending):
             self._early = ending, await self._text(ending)
 
     async def end(self) -> AsyncIterator[Caption]:
-        """The caption of what was being said when the sound ended."""
+        """The caption of the utterance at the end of the sound."""
         heard = self._first + len(self._kept)
         rest = self._part(self._seen, heard)
         if len(rest):
@@ -84,7 +84,7 @@ class Listener:
         await self._detector.aclose()
 
     async def _cuts(self, samples: Samples) -> AsyncIterator[Caption]:
-        """The final captions of whole windows; what no later caption needs is dropped."""
+        """The final captions of whole windows; samples that no later caption needs are dropped."""
         for probability in await self._detector.probabilities(samples):
             self._seen += WINDOW
             for utterance in self._cutter.push(probability):
@@ -107,7 +107,7 @@ class Listener:
 
 
 def checked(samples: Any) -> Samples:
-    """A block of samples. Raises SoundError for NaN, infinity, and what is no array of one dimension."""
+    """A block of samples. Raises SoundError for NaN, infinity, and anything but an array of one dimension."""
     try:
         found = np.array(samples, np.float32)
     except (TypeError, ValueError) as error:
@@ -115,5 +115,5 @@ def checked(samples: Any) -> Samples:
     if found.ndim != 1:
         raise SoundError(f"a block is an array of {found.ndim} dimensions; expected [samples], of one channel")
     if not np.isfinite(found).all():
-        raise SoundError("a block has samples that are NaN or infinite; the microphone or its driver is at fault")
+        raise SoundError("a block has samples that are NaN or infinite; check the microphone and its driver")
     return found

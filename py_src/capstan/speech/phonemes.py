@@ -1,4 +1,4 @@
-"""Phonemes of speech: the sentences of a text, the pieces that a model speaks at once, the languages of voices."""
+"""Phonemes of speech: the sentences of a text, the pieces for one run of a model, the languages of voices."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Sequence
 __all__ = ["MOST", "language_of", "pieces", "sentences"]
 
 MOST = 510
-"""Phonemes of a piece: the model has 512 places, two of them for its ends."""
+"""The most phonemes of a piece: the model has 512 places, two of them for its ends."""
 LANGUAGES = {
     "a": "en-US",
     "b": "en-GB",
@@ -35,7 +35,7 @@ def language_of(voice: str) -> str | None:
 
 
 async def sentences(text: str | AsyncIterable[str]) -> AsyncIterator[str]:
-    """The sentences of a text; of one that comes in parts, each as soon as it is whole."""
+    """The sentences of a text, which may arrive in parts; each sentence comes as soon as it is complete."""
     if isinstance(text, str):
         rest = text
     else:

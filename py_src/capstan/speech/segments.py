@@ -1,4 +1,4 @@
-"""Segments of speech: how the tokens of a window are cut at timestamps, and where the next window begins.
+"""Segments of speech: cuts the tokens of a window at timestamps, and finds the start of the next window.
 
 The definition is that of long sounds in openai's `transcribe`, and transformers' `generate(return_timestamps=True)`.
 """
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 __all__ = ["SECONDS", "Cut", "cuts"]
 
 SECONDS = 0.02
-"""Between two timestamps."""
+"""Seconds between two timestamps."""
 COLUMNS = 2
 """Columns of the features between two timestamps."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A part of a window's tokens, with the time at which it begins and ends."""
+    """A part of a window's tokens, with its start and end times."""
 
     start: float
     end: float
@@ -40,12 +40,12 @@ def cuts(picked: Sequence[int], begin: int, first: int, columns: int) -> tuple[l
         return [Cut(time(0), time(last - begin or columns // COLUMNS), tuple(picked))], columns
     complete = stamped[-2:] == [False, True]
     if complete:
-        # Nothing is said after the last timestamp.
+        # There is no speech after the last timestamp.
         ends.append(len(picked))
     starts = [0, *ends[:-1]]
     found = [
         Cut(time(picked[start] - begin), time(picked[end - 1] - begin), tuple(picked[start:end]))
         for start, end in zip(starts, ends, strict=True)
     ]
-    # Text after the last pair of timestamps is heard again.
+    # Speech after the last pair of timestamps is heard again.
     return found, columns if complete else (picked[ends[-1] - 1] - begin) * COLUMNS

@@ -1,4 +1,6 @@
-"""How probable speech is in each window of a sound, by Silero's model (MIT), an ONNX file of the package silero-vad."""
+"""The probability of speech in each window of a sound, from Silero's model (MIT), an ONNX file of the package
+silero-vad.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,10 @@ __all__ = ["SpeechDetector"]
 Samples = np.ndarray[Any, np.dtype[np.float32]]
 PACKAGE, FILE = "silero_vad", "data/silero_vad_16k_sequence.onnx"
 CONTEXT = 64
-"""Samples before a window that the model hears with it."""
+"""The number of samples before a window that the model hears with it."""
 STATES = ("h", "c")
 AT_ONCE = 512
-"""Windows of a run."""
+"""The number of windows in a run."""
 
 
 class SpeechDetector:
@@ -33,8 +35,9 @@ class SpeechDetector:
 
     @classmethod
     async def load(cls, path: str | None) -> SpeechDetector:
-        """The detector of a file, by default that of the installed package; in a page it comes with the page's files.
-        Raises SoundError where there is none, UnsupportedModelError for another model."""
+        """The detector of a file, by default that of the installed package or, in a page, of the page's files. Raises
+        SoundError if there is none, UnsupportedModelError for another model.
+        """
         session = await InferenceSession.create(path or installed(), providers=["CPUExecutionProvider"])
         if {*session.inputs} != {"input", *STATES}:
             await session.aclose()
@@ -45,7 +48,7 @@ class SpeechDetector:
         return cls(session)
 
     async def probabilities(self, samples: Samples) -> list[float]:
-        """One for each window of the next samples, of which there are whole windows."""
+        """A probability for each window of the next samples, which are whole windows."""
         found: list[float] = []
         for start in range(0, len(samples), AT_ONCE * WINDOW):
             part = samples[start : start + AT_ONCE * WINDOW]

@@ -1,4 +1,4 @@
-"""Whisper's special tokens: prompts of a language and a task, and the tokens that are never picked."""
+"""Whisper's special tokens: prompts with a language and a task, and tokens that are never picked."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["TASKS", "SpeechTokens"]
 TASKS = ("transcribe", "translate")
 LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
 ENGLISH_VOCABULARY = 51864
-"""The vocabulary of openai's English models; the others have one token more, or another number."""
+"""The vocabulary size of openai's English models; other models have one token more, or another number."""
 INITIAL_TIMESTAMP = 50
 """The largest index of a window's first timestamp, 1 second, as in openai's `transcribe`."""
 
@@ -29,21 +29,21 @@ SYMBOLS = [
     *("((", "))", "(((", ")))", "[[", "]]", "{{", "}}", "♪♪", "♪♪♪"),
 ]
 NOTES = "♩♪♫♬♭♮♯"
-"""Symbols of which the first token is never picked, if they have several."""
+"""Symbols whose first token is never picked if they have several tokens."""
 
 
 @dataclass(frozen=True)
 class SpeechTokens:
-    """The ids of a model that are not text, and lists of ids that are not picked."""
+    """The ids of a model that are not text, and lists of ids that are never picked."""
 
     start: int
     """The first token of each prompt."""
     end: int
     languages: Mapping[str, int]
-    """By codes, such as 'en'; empty for a model of English only."""
+    """Languages by code, such as 'en'; empty for an English model."""
     tasks: Mapping[str, int]
     without_timestamps: int
-    """The last token of a prompt for text alone; ids above it are timestamps."""
+    """The last token of a prompt for text without timestamps; ids above it are timestamps."""
     suppressed: tuple[int, ...]
     """Never picked."""
     suppressed_first: tuple[int, ...]
@@ -51,24 +51,24 @@ class SpeechTokens:
     initial_timestamp: int
     """The largest index of a window's first timestamp."""
     plain: bool = False
-    """Whether the model, not a Whisper, has no other special tokens than the first one and the end."""
+    """Whether the model, which is not a Whisper, has only two special tokens: the first one and the end."""
 
     @classmethod
     def of_text(cls, start: int, end: int) -> SpeechTokens:
-        """Those of a model that makes text of one language and nothing else."""
+        """The tokens of a model that only makes text of one language."""
         return cls(start, end, {}, {}, start, (), (), 0, plain=True)
 
     @classmethod
     def of_model(cls, tokenizer: Tokenizer, end: int, vocabulary: int, config: str | None) -> SpeechTokens:
-        """Those of a tokenizer and of generation_config.json; where that is not there, as openai's Whisper computes
-        them. Raises UnsupportedModelError for another tokenizer, ConfigError."""
+        """The tokens of a tokenizer and of generation_config.json; without that file they are computed like openai's
+        Whisper. Raises UnsupportedModelError for another tokenizer, ConfigError.
+        """
         ids = tokenizer.special_ids
         about = parse_object(config or "{}", GENERATION_CONFIG)
         missing = [text for text in ("<|startoftranscript|>", "<|notimestamps|>") if text not in ids]
         if missing:
             raise UnsupportedModelError(
-                f"tokenizer.json has no token {missing[0]}; a Whisper model is needed, of openai's builder or exported "
-                "from it"
+                f"tokenizer.json has no token {missing[0]}; load a Whisper model, openai's or one exported from it"
             )
         several = bool(about.get("is_multilingual", vocabulary != ENGLISH_VOCABULARY))
         codes = {found[1]: token for text, token in ids.items() if (found := LANGUAGE.fullmatch(text))}
@@ -94,7 +94,7 @@ class SpeechTokens:
 
     @property
     def rules(self) -> TimestampTokens:
-        """How timestamps are picked after a prompt without `without_timestamps`."""
+        """The rules for picking timestamps after a prompt without `without_timestamps`."""
         return TimestampTokens(
             prompt=1 + (2 if self.languages else 0),
             begin=self.timestamps,
@@ -105,8 +105,9 @@ class SpeechTokens:
         )
 
     def prompt(self, language: str | None, task: str, stamped: bool) -> list[int]:
-        """The tokens after `start`: a language and a task, unless the model knows English only, and whether timestamps
-        come."""
+        """The tokens after `start`: a language and a task, unless the model knows only English, and the choice of
+        timestamps.
+        """
         if self.plain:
             return []
         spoken = [self.languages[language], self.tasks[task]] if language is not None and self.languages else []
@@ -115,19 +116,21 @@ class SpeechTokens:
     def require(self, language: str | None, task: str, stamped: bool = False) -> None:
         """Raise OptionError for a language or a task that the model lacks, and for timestamps."""
         if stamped and self.plain:
-            raise OptionError("timestamps are asked for, and the model has none; leave them out, or load a Whisper")
+            raise OptionError(
+                "timestamps were requested, but the model has none; leave them out, or load a Whisper model"
+            )
         if task not in TASKS:
             raise OptionError(f"task is {clipped(task)}; it must be one of {', '.join(TASKS)}")
         if not self.languages:
             if language not in (None, "en") or task != TASKS[0]:
                 told = f"task is {task!r}" if task != TASKS[0] else f"language is {clipped(language)}"
-                raise OptionError(f"{told}, and the model hears English only; leave it out, or load another model")
+                raise OptionError(f"{told}, but the model knows only English; leave it out, or load another model")
         elif language is not None and language not in self.languages:
             raise OptionError(f"language is {clipped(language)}; it must be one of {', '.join(self.languages)}")
 
 
 def id_list(about: Mapping[str, Any], name: str) -> tuple[int, ...] | None:
-    """A list of ids; None where there is none. Raises ConfigError."""
+    """A list of ids; None without one. Raises ConfigError."""
     found = about.get(name)
     if found is None:
         return None
@@ -137,8 +140,9 @@ def id_list(about: Mapping[str, Any], name: str) -> tuple[int, ...] | None:
 
 
 def unspoken(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Tokens that no speech has: symbols, and special tokens but the end and timestamps. The definition is openai's,
-    `Tokenizer.non_speech_tokens` and `_get_suppress_tokens`."""
+    """Tokens that never occur in speech: symbols, and special tokens except the end and timestamps. The definition is
+    openai's, `Tokenizer.non_speech_tokens` and `_get_suppress_tokens`.
+    """
     found = {tokenizer.encode(" -")[0], tokenizer.encode(" '")[0]}
     for symbol in [*SYMBOLS, *NOTES]:
         for ids in (tokenizer.encode(symbol), tokenizer.encode(" " + symbol)):

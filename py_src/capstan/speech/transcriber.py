@@ -34,21 +34,21 @@ class Transcriber:
     """Turns speech into text with a Whisper or a Moonshine model.
 
     `sound` is the content of a sound file (bytes), its path (str), or samples of one channel at 16,000 Hz: an array of
-    floats. It may have 4 hours. The model hears windows of 30 seconds, each from the last whole segment on, as in
+    floats. It may last 4 hours. The model hears windows of 30 seconds, each from the last whole segment on, as in
     openai's `transcribe` and transformers' `generate`. Search is greedy.
 
-    `language` is a code such as 'de'; by default the model finds it. `task` is 'transcribe', or 'translate' for English
-    text. With `timestamps` segments have their times. Moonshine has neither; its windows are cut where a sound is
-    quietest.
+    `language` is a code such as 'de'; by default the model detects it. `task` is 'transcribe', or 'translate' for
+    English text. With `timestamps` segments have their times. Moonshine has neither; its windows are cut where a sound
+    is quietest.
 
-    Raises UnsupportedModelError for a model of text.
+    Raises UnsupportedModelError for a text model.
     """
 
     def __init__(self, model: Model) -> None:
         about, encoder, config = model.config.encoder, model.speech_encoder, model.config
         if about is None or encoder is None:
             raise UnsupportedModelError(
-                f"{model.folder} is a model of type {model.type!r}, which takes text only and hears nothing; load a "
+                f"{model.folder} is a model of type {model.type!r}, which takes only text and hears nothing; load a "
                 "Whisper or a Moonshine"
             )
         from ..sound.waveform import sounds_of  # noqa: PLC0415  (numpy: pages that hear)
@@ -64,7 +64,7 @@ class Transcriber:
 
     @property
     def languages(self) -> list[str]:
-        """The codes of the languages that the model knows; empty for a model of English only."""
+        """The codes of the languages that the model knows; empty for an English model."""
         return list(self._speech.tokens.languages)
 
     async def prepare_async(self) -> None:
@@ -83,8 +83,10 @@ class Transcriber:
     def run(
         self, sound: Any, *, language: str | None = None, task: str = "transcribe", timestamps: bool = False
     ) -> TranscriptionRun:
-        """An asynchronous iterator over the segments as they come: `async for segment in transcriber.run(sound)`.
-        Without timestamps a sound of at most 30 seconds comes word by word. Raises SoundError, OptionError."""
+        """An asynchronous iterator over the segments as they are transcribed: `async for segment in
+        transcriber.run(sound)`. Without timestamps a sound of at most 30 seconds gives single words. Raises SoundError,
+        OptionError.
+        """
         self._speech.tokens.require(language, task, timestamps)
         return TranscriptionRun(self._speech, self._samples(sound), language, task, timestamps)
 
@@ -115,10 +117,10 @@ class Transcriber:
         interval: float = 1.0,
         vad: str | None = None,
     ) -> AsyncIterator[Caption]:
-        """Captions of a sound while it comes, as arrays of samples at 16,000 Hz of any length:
-        `async for caption in transcriber.listen(blocks)`. Silero's detector cuts it where nobody speaks for `silence`
-        seconds. Each `interval` seconds, or less often on a slow machine, an utterance gives the text so far, and its
-        whole text (`final`) when it ends. `interval=0` gives final texts alone.
+        """Captions of a sound while it arrives, as arrays of samples at 16,000 Hz of any length: `async for caption in
+        transcriber.listen(blocks)`. Silero's detector cuts the sound where `silence` seconds have no speech. Every
+        `interval` seconds, or less often on a slow machine, an utterance gives the text so far, and at its end the
+        whole text (`final`). `interval=0` gives only final texts.
 
         Speech begins where its probability reaches `threshold`. `vad` is the path of another file of the detector.
         Raises SoundError, OptionError."""

@@ -1,4 +1,4 @@
-"""One transcription: windows of a sound are heard one after another, and their segments handed out."""
+"""One transcription: windows of a sound are heard one after another, and their segments are returned."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ __all__ = ["Segment", "SpeechModel", "Transcription", "TranscriptionRun"]
 
 ENGLISH = "en"
 MOST_TOKENS = 6.5
-"""Tokens of a second of speech: without a limit Moonshine may repeat itself, as its authors say."""
+"""The most tokens for a second of speech: without a limit Moonshine may repeat itself, according to its authors."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of a sound's text. The texts of all parts joined are the whole text."""
+    """A part of a sound's text. The joined texts of all parts are the whole text."""
 
     text: str
     start: float | None = None
@@ -44,7 +44,7 @@ class Transcription:
 
     text: str
     segments: tuple[Segment, ...]
-    """In order; empty without timestamps."""
+    """The segments in order; empty without timestamps."""
     language: str
     """The code of the spoken language, such as 'en'."""
     duration: float
@@ -57,13 +57,13 @@ class Transcription:
             text = each.text.strip().replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
             shown.append(f"\n{clock(each.start)} --> {clock(each.end)}\n{text}\n")
         if self.text and not shown:
-            raise OptionError("the segments have no times, which captions need; transcribe with timestamps=True")
+            raise OptionError("the segments have no times; transcribe with timestamps=True")
         return "".join(["WEBVTT\n", *shown])
 
 
 @dataclass(frozen=True)
 class SpeechModel:
-    """A model with what turns sounds into its inputs and its outputs into text."""
+    """A model with the processor of its sounds and the tokenizer of its texts."""
 
     model: Model
     encoder: SpeechEncoder
@@ -72,7 +72,7 @@ class SpeechModel:
     sounds: SoundProcessor | Waveforms
 
     def generator(self, stamped: bool, longest: int | None = None) -> Generator:
-        """A generator by the rules for timestamps, or for text alone, of up to `longest` tokens."""
+        """A generator of up to `longest` tokens, with the rules for timestamps or for text without them."""
         model, known = self.model, self.tokens
         vocabulary = model.config.vocab_size
         params = GeneratorParams(model)
@@ -89,7 +89,7 @@ class SpeechModel:
 
 
 class TranscriptionRun:
-    """A transcription under way: an asynchronous iterator over its segments, to be iterated once."""
+    """A transcription under way: an asynchronous iterator over its segments, which can be iterated once."""
 
     def __init__(self, speech: SpeechModel, samples: Any, language: str | None, task: str, timestamps: bool) -> None:
         from ..sound.sound_processor import RATE  # noqa: PLC0415  (numpy: pages that hear)
@@ -103,7 +103,7 @@ class TranscriptionRun:
 
     @property
     def result(self) -> Transcription:
-        """The text that was handed out so far; all of it after the iteration."""
+        """The text so far; after the iteration the whole text."""
         text = "".join(each.text for each in self._heard).strip()
         segments = tuple(self._heard) if self._timestamps else ()
         return Transcription(text, segments, self._language or ENGLISH, self._duration)
@@ -143,7 +143,7 @@ class TranscriptionRun:
         from ..sound.sound_processor import RATE  # noqa: PLC0415  (numpy: pages that hear)
         from ..sound.waveform import HeardWaveform  # noqa: PLC0415  (numpy: pages that hear)
 
-        assert isinstance(self._sound, HeardWaveform), "a model with other features has timestamps"
+        assert isinstance(self._sound, HeardWaveform), "a model with spectrum features has timestamps"
         for first, last in self._sound.parts():
             longest = 2 + math.ceil(MOST_TOKENS * (last - first) / RATE)
             async with self._speech.generator(False, longest) as generator:
@@ -155,7 +155,7 @@ class TranscriptionRun:
                     before = ""
 
     async def _words(self, generator: Generator) -> AsyncIterator[Segment]:
-        """The text of the only window, as its tokens come."""
+        """The text of the only window, token by token."""
         await self._begin(generator, 0, False)
         async for each in self._text_of(generator):
             yield each
@@ -184,7 +184,7 @@ class TranscriptionRun:
             column += step
 
     def _text(self, tokens: Sequence[int]) -> str:
-        """The text of tokens, of which some are timestamps, not all in the tokenizer's vocabulary."""
+        """The text of tokens, including timestamps, some of which are not in the tokenizer's vocabulary."""
         return self._speech.tokenizer.decode(each for each in tokens if each < self._speech.tokens.timestamps)
 
 

@@ -1,7 +1,7 @@
-"""Cuts a sound that is still being heard where nobody speaks, by how probable speech is in each window.
+"""Cuts a sound in progress where there is no speech, by the probability of speech in each window.
 
-The definition is that of Silero's `get_speech_timestamps`, which knows the whole sound: the cuts are the same, each as
-soon as nothing that comes later can move it.
+The definition is that of Silero's `get_speech_timestamps`, which knows the whole sound: the cuts are the same, and each
+is made as soon as no later sound can move it.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ __all__ = ["RATE", "WINDOW", "Utterance", "Utterances"]
 RATE = 16_000
 """Samples a second."""
 WINDOW = 512
-"""Samples for each probability."""
+"""The number of samples for each probability."""
 SHORTEST = RATE // 4
-"""Shorter utterances are taken for noise."""
+"""Shorter utterances count as noise."""
 PAUSE = RATE * 98 // 1000
 """Silence longer than this is a place to cut an utterance that grows too long."""
 HYSTERESIS = 0.15
-"""Speech ends where it is less probable by this than where it begins."""
+"""The threshold for the end of speech is lower by this than that for its beginning."""
 
 
 @dataclass
@@ -35,34 +35,35 @@ class Utterances:
     """Cuts a sound into utterances."""
 
     def __init__(self, threshold: float, silence: int, padding: int, longest: int) -> None:
-        """Speech begins where its probability reaches `threshold`, and ends where `silence` samples lack it. `padding`
-        samples of silence are kept at both ends; with them an utterance has at most about `longest` samples."""
+        """Speech begins where its probability reaches `threshold`, and ends before `silence` samples without speech.
+        `padding` samples of silence are kept at both ends; with them an utterance has at most about `longest` samples.
+        """
         self._begins, self._ends = threshold, max(threshold - HYSTERESIS, 0.01)
         self._silence, self._padding = silence, padding
         self._longest = longest - WINDOW - 2 * padding
         self._heard = 0
-        """Samples up to the end of the last window."""
+        """The number of samples up to the end of the last window."""
         self._start: int | None = None
         """The first sample of the utterance that has not ended."""
         self._quiet: int | None = None
         """The first sample of silence that may end it."""
         self._pauses: list[tuple[int, int]] = []
-        """The silences within it: where they begin, and their lengths."""
+        """The silences within it: their starts and lengths."""
         self._before: Utterance | None = None
-        """The last one that ended, while its padding is open."""
+        """The last utterance that ended, while its padding is not complete."""
         self._last = -(1 << 60)
-        """The end of the one before the open one, without padding."""
+        """The end of the utterance before the open one, without padding."""
 
     @property
     def open(self) -> int | None:
-        """The first sample of an utterance that goes on and is too long for noise; None if there is none."""
+        """The first sample of an open utterance that is too long for noise; None if there is none."""
         if self._start is None or self._quiet is not None or self._heard - self._start <= SHORTEST:
             return None
         return self._padded(self._start)
 
     @property
     def ending(self) -> Utterance | None:
-        """The utterance that has ended unless somebody speaks on; None while its padding is not heard."""
+        """The utterance that has ended unless speech continues; None until its padding was heard."""
         if self._start is None or self._quiet is None or self._quiet - self._start <= SHORTEST:
             return None
         end = self._quiet + self._padding
@@ -70,18 +71,18 @@ class Utterances:
 
     @property
     def needed(self) -> int:
-        """Samples before this one are in no later utterance."""
+        """The first sample that a later utterance may need."""
         open_from = self._heard if self._start is None else self._start
         return min(self._before.start if self._before else open_from, max(0, open_from - self._padding))
 
     def push(self, probability: float) -> Iterator[Utterance]:
-        """The utterances of which the next window tells that they have ended."""
+        """The utterances whose end the next window shows."""
         here, self._heard = self._heard, self._heard + WINDOW
         yield from self._hear(here, probability)
         yield from self._settle()
 
     def end(self, length: int) -> Iterator[Utterance]:
-        """The utterances that have not ended when the sound does, after so many samples."""
+        """The utterances that are open at the end of the sound, after `length` samples."""
         if self._start is not None and length - self._start > SHORTEST:
             yield from self._close(length)
         if self._before is not None:
@@ -115,7 +116,7 @@ class Utterances:
             self._start, self._quiet, self._pauses = None, None, []
 
     def _close(self, end: int) -> Iterator[Utterance]:
-        """End the open utterance; the one before it, if it waits, gets half of the silence between them."""
+        """End the open utterance; a waiting one before it gets half of the silence between them."""
         assert self._start is not None
         if self._before is not None:
             yield self._released(self._start)
@@ -124,7 +125,7 @@ class Utterances:
         self._start, self._quiet, self._pauses = None, None, []
 
     def _settle(self) -> Iterator[Utterance]:
-        """The utterance that waits, if no later one can come near it."""
+        """The waiting utterance, if no later one can come near it."""
         follows = self._heard if self._start is None else self._start
         if self._before is not None and follows - self._before.end >= 2 * self._padding:
             yield self._released(follows)

@@ -1,4 +1,4 @@
-"""Text to speech: a voice says a text sentence by sentence, also one that is still being written."""
+"""Text to speech: a voice speaks a text sentence by sentence, even while the text is written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 __all__ = ["SAMPLE_RATE", "Phonemize", "Voice", "wave_of"]
 
 Phonemize: TypeAlias = Callable[[str, str], str | Awaitable[str]]
-"""A function of the caller that gives the phonemes of a text; it gets the voice's name, too, such as af_heart."""
+"""A function of the caller that returns the phonemes of a text; its arguments are the text and the voice's name, such
+as af_heart.
+"""
 SAMPLE_RATE = 24_000
 SLOWEST, FASTEST = 0.5, 2.0
 DEFAULT = "af_heart"
@@ -30,8 +32,8 @@ class Voice:
 
     `await Voice.load(folder)` makes one; `async for samples in voice.speak(text)` gives the sound of each sentence.
 
-    Phonemes of English are made in a page. For other languages, and on CPython, `phonemize` is a function of the text
-    and the voice's name, or `speak` gets phonemes.
+    Phonemes of English are made in a page. For other languages, and on CPython, give `phonemize`, a function of the
+    text and the voice's name, or pass phonemes to `speak`.
     """
 
     sample_rate = SAMPLE_RATE
@@ -43,8 +45,8 @@ class Voice:
 
     @classmethod
     async def load(cls, path: Any, *, phonemize: Phonemize | None = None, **options: Unpack[EmbedderOptions]) -> Voice:
-        """Load the model at `path`, which is as Model.load takes it. `device` is 'wasm' by default, and for 'auto',
-        too: on some GPUs WebGPU gives noise.
+        """Load the model at `path`, in the forms of Model.load. `device` is 'wasm' by default, and also for 'auto': on
+        some GPUs WebGPU gives noise.
 
         Raises ConfigError, ModelFileError, OptionError, UnsupportedModelError, DeviceUnavailableError.
         """
@@ -76,7 +78,7 @@ class Voice:
         speed: float = 1.0,
         phonemes: bool = False,
     ) -> AsyncIterator[memoryview[float]]:
-        """The sound of each sentence, float32 at `sample_rate`. A text may come in parts.
+        """The sound of each sentence, float32 at `sample_rate`. A text may arrive in parts.
 
         `voice` is the name of a file in voices/, by default `default_voice`; `speed` is from 0.5 to 2. With
         `phonemes` the text is phonemes. Symbols that the model does not know are not spoken.
@@ -130,8 +132,8 @@ class Voice:
         language = language_of(voice)
         if language not in ("en-US", "en-GB"):
             raise OptionError(
-                f"voice {voice!r} speaks {language or 'a language that its name does not tell'}; phonemes are made of "
-                "English only: give a function `phonemize`, or phonemes"
+                f"voice {voice!r} speaks {language or 'a language that its name does not tell'}; phonemes are made "
+                "only for English: give a function `phonemize`, or phonemes"
             )
         return await self._model.host.phonemize(text, language)
 

@@ -28,12 +28,13 @@ __all__ = ["VoiceModel"]
 
 MODEL_TYPE = "style_text_to_speech_2"
 IDS = ("input_ids", "tokens")
-"""The names of the input with the phonemes in different exports."""
+"""The names, in different exports, of the input with the phonemes."""
 WIDTH = 256
 """Floats of a style."""
 PREFERRED = {CPU: "q8", WEBGPU: "fp32"}
-"""The dtype for each provider where a repository has it: int8 is the smallest and fastest on the CPU, and WebGPU
-computes none of it."""
+"""The dtype for each provider, if a repository has it: int8 is the smallest and the fastest on the CPU, but WebGPU does
+not compute it.
+"""
 
 
 class VoiceModel:
@@ -43,7 +44,7 @@ class VoiceModel:
         self, host: Host, folder: str, session: InferenceSession, symbols: Mapping[str, int], names: Sequence[str]
     ) -> None:
         self.host, self.folder, self.names = host, folder, names
-        """`names` are the voices, none if the folder cannot be listed."""
+        """`names` are the voices; empty if the folder cannot be listed."""
         self.symbols = symbols
         """The id of each phoneme."""
         self._session = session
@@ -59,7 +60,7 @@ class VoiceModel:
         host, keep = current_host(), not options.get("disable_file_mapped_weights")
         place = await place_of(host, path, keep)
         if place.gguf is not None:
-            raise UnsupportedModelError(f"{place.path}: a GGUF file has no graph of a voice; take ONNX")
+            raise UnsupportedModelError(f"{place.path}: a GGUF file has no graph of a voice; use an ONNX model")
         folder = place.folder
         symbols = await symbols_of(host, folder)
         if dtype is None and await host.exists(folder, onnx_file(PREFERRED[provider])):
@@ -83,12 +84,14 @@ class VoiceModel:
             name = f"voices/{voice}.bin"
             data = None if "/" in voice or "\\" in voice else await self.host.read_optional(self.folder, name)
             if data is None:
-                there = f"there are {', '.join(self.names)}" if self.names else f"{self.folder}{name} does not exist"
+                there = (
+                    (f"the voices are {', '.join(self.names)}") if self.names else f"{self.folder}{name} does not exist"
+                )
                 raise OptionError(f"voice is {voice!r}; {there}")
             whole = MOST * WIDTH * 4
             if len(data) != whole:
                 raise ModelFileError(
-                    f"{self.folder}{name} has {len(data)} bytes, and a voice has {whole}: copy the file again"
+                    f"{self.folder}{name} has {len(data)} bytes, but a voice has {whole}: copy the file again"
                 )
             floats = memoryview(data).cast("f")
             if not math.isfinite(sum(floats)):
@@ -97,7 +100,7 @@ class VoiceModel:
         return self._styles[voice]
 
     async def run(self, phonemes: str, voice: str, speed: float) -> memoryview[float]:
-        """The samples of one piece. Raises DeviceError for samples that are no numbers."""
+        """The samples of one piece. Raises DeviceError for samples that are NaN."""
         styles, ids = await self.styles(voice), [self.symbols[symbol] for symbol in phonemes]
         row = (len(ids) - 1) * WIDTH
         feed: dict[str, Any] = {
@@ -109,9 +112,7 @@ class VoiceModel:
         [result] = await self._session.run_async([output], feed)
         samples = memoryview(result).cast("B").cast("f")
         if not math.isfinite(sum(samples)):
-            raise DeviceError(
-                f"the model gave samples that are no numbers on {self.device}; load it with device='wasm'"
-            )
+            raise DeviceError(f"the model gave NaN samples on {self.device}; load it with device='wasm'")
         return samples
 
     async def aclose(self) -> None:
@@ -124,9 +125,7 @@ async def symbols_of(host: Host, folder: str) -> dict[str, int]:
     UnsupportedModelError for a model that does not speak."""
     config = await host.read_optional(folder, "config.json")
     if config is None:
-        raise ModelFileError(
-            f"{folder}config.json is missing; a voice's folder has it beside tokenizer.json and voices/"
-        )
+        raise ModelFileError(f"{folder}config.json is missing; put it beside tokenizer.json and voices/")
     about = parse_object(config, folder + "config.json")
     kind, vocab = about.get("model_type"), about.get("vocab")
     if kind != MODEL_TYPE and not ("istftnet" in about and vocab):
@@ -144,7 +143,7 @@ async def symbols_of(host: Host, folder: str) -> dict[str, int]:
 
 
 def require_voice(model: ModelProto) -> ModelProto:
-    """The graph. Raises UnsupportedModelError for one of another form."""
+    """The graph. Raises UnsupportedModelError for a graph of another form."""
     weights = {tensor.name for tensor in model.graph.initializer}
     inputs = [value.name for value in model.graph.input if value.name not in weights]
     outputs = model.graph.output
@@ -153,5 +152,5 @@ def require_voice(model: ModelProto) -> ModelProto:
             f"the graph has the inputs {', '.join(inputs)}; a Kokoro model has input_ids, style and speed"
         )
     if not outputs or outputs[0].type.tensor_type.elem_type != 1:
-        raise UnsupportedModelError("the graph's first output is not float32, as the samples of a Kokoro model are")
+        raise UnsupportedModelError("the graph's first output is not float32, the type of a Kokoro model's samples")
     return model

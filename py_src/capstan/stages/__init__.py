@@ -1,9 +1,9 @@
-"""Logits stages: what a search does to a row of logits between the model and the pick, one module a stage.
+"""Logits stages: the steps of a search on a row of logits between the model and the pick, one module for each stage.
 
 A module has the stage's search options with their limits (a dataclass, one of the bases of `SearchOptions`), and its
-`Stage`: when it is active, its definition in integers on the CPU, the same in WGSL, and its parameters. The bases of
-`SearchOptions` are the only list of them: the order there is the order in which they edit a row. The command line takes
-its options from there too. A module that only decides when a sequence ends has no `Stage`.
+`Stage`: the condition for its activity, its definition in integers on the CPU, the same in WGSL, and its parameters.
+The bases of `SearchOptions` are the only list of stages, in the order in which they edit a row. The command line also
+takes its options from there. A module that only decides when a sequence ends has no `Stage`.
 """
 
 from __future__ import annotations

@@ -22,12 +22,12 @@ def _read(value: Any) -> tuple[tuple[int, ...], ...]:
 
 
 def of_text(text: str) -> list[list[int]]:
-    """As the command line takes it: 1,2;3."""
+    """Read the command line's form: 1,2;3."""
     return [ids_of_text(part) for part in text.split(";")]
 
 
 def _banned(options: Any) -> list[tuple[int, ...]]:
-    """Without those that are an end-of-sequence id alone, which stay allowed."""
+    """The lists, except those of only an end-of-sequence id, which stays allowed."""
     return [word for word in options.bad_words_ids if len(word) > 1 or word[0] not in options.eos_token_ids]
 
 
@@ -51,8 +51,9 @@ def _table(options: Any, vocab: int) -> array[int]:
 
 @dataclass(frozen=True)
 class BadWords(StageOptions):
-    """`bad_words_ids` (lists of ids): the last token of a list is banned where the others are the end of the sequence.
-    A list of one end-of-sequence id alone is none."""
+    """`bad_words_ids` (lists of ids): the last token of a list is banned if the sequence ends in the others. A list of
+    only an end-of-sequence id is ignored.
+    """
 
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
 

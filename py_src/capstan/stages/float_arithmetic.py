@@ -1,6 +1,6 @@
-"""Float32 arithmetic in integers, rounded to nearest, of two the even one, in Python and in WGSL alike.
+"""Float32 arithmetic in integers, rounded to nearest with ties to even, the same in Python and in WGSL.
 
-WGSL's own may be off by units in the last place, be fused, and flush what is subnormal.
+WGSL's own arithmetic may be off by units in the last place, be fused, and flush subnormal numbers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LARGEST = (2 - 2.0**-23) * 2.0**127
 
 
 def float32_of(name: str, value: object) -> float:
-    """A finite number rounded to float32; OptionError for what is none."""
+    """A finite number rounded to float32. Raises OptionError for other values."""
     number = real(name, value)
     if abs(number) > LARGEST:
         raise OptionError(f"{name} is {number}; it must be a float32, at most 3.4e38 in size")
@@ -58,7 +58,7 @@ def key_of_parts(negative: bool, bits: int) -> int:
 
 
 def nearest_float(significand: int, exponent: int) -> int:
-    """The bits of the float32 nearest to significand * 2**exponent, of two the even one; the significand is above 0."""
+    """The bits of the float32 nearest to significand * 2**exponent, ties to even; the significand is above 0."""
     leading = exponent + significand.bit_length() - 1
     if leading > 127:
         return INFINITY

@@ -1,9 +1,9 @@
 """guided: only tokens that a grammar allows can be picked.
 
-A bit mask has the allowed tokens. The host writes it before each pick (capstan.guidance), or the GPU finds it itself:
-with a `GrammarTable` it follows each row's picks through an automaton over bytes, and walks all tokens through it
-before the next pick. A token that is not allowed gets a key below every other, so that it loses even if all allowed
-tokens count as -inf. This stage edits last, so that no other stage can allow a token again.
+A bit mask has the allowed tokens. The host writes it before each pick (capstan.guidance), or the GPU computes it: with
+a `GrammarTable` it follows each row's picks through an automaton over bytes, and walks all tokens through it before the
+next pick. A token that is not allowed gets a key below every other, so that it loses even if all allowed tokens count
+as -inf. This stage edits last, so that no other stage can allow a token again.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ FORBIDDEN_KEY = 0
 _ALL = 0xFFFFFFFF
 
 STACK = 254
-"""States that a row's stack holds on the GPU."""
+"""The most states of a row's stack on the GPU."""
 
 _PUSHED = 32
-"""States that one token may push there."""
+"""The most states that one token may push."""
 
 
 @dataclass(frozen=True, eq=False)
 class GrammarTable:
-    """An automaton over bytes and the tokens' bytes, as the GPU takes them; capstan.guidance makes it.
+    """An automaton over bytes and the tokens' bytes, in the GPU's form; capstan.guidance makes it.
 
-    u32 words: the class of each byte, 4 a word. From 64 on, for each state `width` words: for each class the next
-    state plus 1 with the place of a list of pushed states in the upper half, 0 where the byte does not fit; then 1 if
-    its rule may end there. From `pushes` on these lists, each behind its length. From `tokens` on where each token's
-    bytes begin, and the end of the last ones, with the highest bit for a token that ends outputs. From `bytes` on the
+    u32 words: the class of each byte, 4 a word. From 64 on, for each state `width` words: for each class the next state
+    plus 1 with the place of a list of pushed states in the upper half, 0 where the byte does not fit; then 1 if its
+    rule may end there. From `pushes` on these lists, each after its length. From `tokens` on the start of each token's
+    bytes, and the end of the last token's, with the highest bit set for a token that ends outputs. From `bytes` on the
     bytes.
     """
 
@@ -186,7 +186,7 @@ fn follow_guided(row: u32, token: u32) {
 
 @dataclass(frozen=True)
 class Guided(StageOptions):
-    """`guided` and `grammar` are no options of a search: guidance sets them."""
+    """`guided` and `grammar` are not options of a search: guidance sets them."""
 
     guided: bool = False
     grammar: GrammarTable | None = field(default=None, repr=False)

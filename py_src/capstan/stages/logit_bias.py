@@ -34,14 +34,14 @@ def _read(value: Any) -> tuple[tuple[int, float], ...]:
 
 
 def of_text(text: str) -> list[tuple[int, float]]:
-    """As the command line takes it: 12:-5,7:1.5."""
+    """Read the command line's form: 12:-5,7:1.5."""
     pairs = []
     for part in text.split(","):
         token, _, bias = part.strip().partition(":")
         try:
             pairs.append((int(token), float(bias)))
         except ValueError:
-            raise OptionError(f"{part!r} is no token id with a number: give them as in 12:-5,7:1.5") from None
+            raise OptionError(f"{part!r} is not a token id with a number: write them like 12:-5,7:1.5") from None
     return pairs
 
 

@@ -1,4 +1,4 @@
-"""max_time: generation ends after so many seconds."""
+"""max_time: generation ends after this number of seconds."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ def _read(value: object) -> float | None:
 
 @dataclass(frozen=True)
 class MaxTime(StageOptions):
-    """`max_time` (seconds; None = off): the token that comes first after so long is the last one. The time counts from
-    when the first token was requested since the sequence was last changed from outside."""
+    """`max_time` (seconds; None = off): the first token after this time is the last one. The time starts at the first
+    request for a token since the caller last changed the sequence.
+    """
 
     max_time: float | None = None
 

@@ -27,15 +27,12 @@ def _edit(keys: Keys, options: _Options, row: Row) -> None:
 
 @dataclass(frozen=True)
 class MinLength(StageOptions):
-    """`min_length` (tokens, prompt and new ones together): in a shorter sequence end-of-sequence and stop
-    ids count as -inf."""
+    """`min_length` (tokens, including the prompt): in a shorter sequence end-of-sequence and stop ids count as -inf."""
 
     min_length: int = 0
 
     options: ClassVar[tuple[Option, ...]] = (
-        Option.integer(
-            "min_length", 0, help="no end before the text has N tokens, the prompt's among them", stated=True
-        ),
+        Option.integer("min_length", 0, help="no end before the text has N tokens, including the prompt", stated=True),
     )
     stage: ClassVar[Stage | None] = Stage(
         "min_length",

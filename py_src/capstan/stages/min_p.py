@@ -30,8 +30,9 @@ def _weigh(weights: Sequence[int], options: _Options) -> list[int]:
 
 @dataclass(frozen=True)
 class MinP(StageOptions):
-    """`min_p` (0 to 1; 0 = off): of what top_k and top_p left, tokens stay whose probability (after temperature) is at
-    least `min_p` times the largest one. Greedy search ignores it."""
+    """`min_p` (0 to 1; 0 = off): of the tokens that top_k and top_p left, those stay whose probability (after
+    temperature) is at least `min_p` times the largest one. Greedy search ignores it.
+    """
 
     min_p: float = 0.0
 

@@ -1,4 +1,4 @@
-"""no_repeat_ngram_size: no run of so many tokens occurs twice, as in onnxruntime-genai and transformers."""
+"""no_repeat_ngram_size: no run of this number of tokens occurs twice, as in onnxruntime-genai and transformers."""
 
 from __future__ import annotations
 

@@ -16,14 +16,14 @@ __all__ = ["INTEGER_LIMIT", "Option", "ids_of_text", "integer", "items", "real",
 
 INTEGER_LIMIT = 2**31 - 1
 MOST_ITEMS = 2**20
-"""Items of a list, of which the sampler makes a table."""
+"""The most items of a list, from which the sampler makes a table."""
 
 
 @dataclass(frozen=True)
 class Option:
     """A search option.
 
-    `read(value)` gives the value in its type, or raises OptionError with the value, the limit and the remedy. The
+    `read(value)` returns the value in its type, or raises OptionError with the value, the limit and the remedy. The
     command line has the option if there is a `help`.
     """
 
@@ -31,19 +31,20 @@ class Option:
     read: Callable[[Any], Any]
     help: str = ""
     flag: str = ""
-    """The command line's name for it, if it is not `name`."""
+    """The command line's name for it, if that differs from `name`."""
     metavar: str = "N"
     type: Callable[[str], Any] = float
-    """How the command line reads its text: int, float, or a function that raises OptionError."""
+    """The command line's reader of its text: int, float, or a function that raises OptionError."""
     repeated: bool = False
     """Whether the command line takes it several times, as a list."""
     drawing: bool = False
-    """Whether it only says how tokens are sampled, so that greedy search has no use for it."""
+    """Whether it only affects sampling, so that greedy search ignores it."""
     stated: bool = False
-    """Whether generation_config.json may say it."""
+    """Whether generation_config.json may have it."""
     page: bool = False
-    """Whether it is a number that JavaScript has as an option of a run and of completions (buildtools/wire.py), by the
-    command line's name; others are fields of `search` there."""
+    """Whether it is a number that is an option of runs and completions in JavaScript (buildtools/wire.py), by the
+    command line's name; other options are fields of `search` there.
+    """
 
     @classmethod
     def integer(cls, name: str, low: int, high: int = INTEGER_LIMIT, **others: Any) -> Option:
@@ -52,7 +53,7 @@ class Option:
 
     @classmethod
     def real(cls, name: str, limits: str, holds: Callable[[float], bool], remedy: str = "", **others: Any) -> Option:
-        """A finite number for which `holds` is true; `limits` says the same in words."""
+        """A finite number for which `holds` is true; `limits` is the condition in words."""
 
         def read(value: Any) -> float:
             number = real(name, value)
@@ -69,7 +70,7 @@ class Option:
 
 
 def integer(name: str, value: object, low: int, high: int, *, floats: bool = True) -> int:
-    """The integer, if it is one and within the limits; with `floats` 5.0 is one. OptionError otherwise."""
+    """The integer, if it is within the limits; with `floats` 5.0 is accepted. Raises OptionError otherwise."""
     if floats and isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral) and value == value // 1:
         value = int(float(value))
     try:
@@ -103,7 +104,9 @@ def switch(name: str, value: object) -> None:
 
 
 def items(name: str, values: object, what: str) -> tuple[Any, ...]:
-    """The items of a list, `what` in words; OptionError for no list, a mapping and one with more than MOST_ITEMS."""
+    """The items of a list; messages call them `what`. Raises OptionError for other values, a mapping, and a list with
+    more than MOST_ITEMS.
+    """
     if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
         raise OptionError(f"{name} is {values!r}; it must be a list of {what}")
     found = tuple(islice(values, MOST_ITEMS + 1))
@@ -119,9 +122,9 @@ def token_ids(name: str, values: object) -> tuple[int, ...]:
 
 
 def ids_of_text(text: str) -> list[int]:
-    """Token ids as the command line takes them: 1,2,3."""
+    """Read token ids in the command line's form: 1,2,3."""
     parts = [part.strip() for part in text.split(",")]
     wrong = next((part for part in parts if not (part.isascii() and part.isdigit())), None)
     if wrong is not None:
-        raise OptionError(f"{wrong!r} is not a token id: give integers from 0, as in 1,2,3")
+        raise OptionError(f"{wrong!r} is not a token id: give integers from 0, like 1,2,3")
     return [int(part) for part in parts]

@@ -12,24 +12,23 @@ from .stage import Stage
 __all__ = ["LEAST_END_TOKENS", "Drafting", "SamplerProgram", "sampler_program"]
 
 LEAST_END_TOKENS = 32
-"""Room for ids that end a sequence, in every program; more of them get the next power of two."""
+"""The least room for ids that end a sequence; more ids take the next power of two."""
 
 # A uniform buffer's arrays have elements of 16 bytes.
 _VECTOR = 4
 _IN_SEQUENCE = 1 << 31
-"""This bit of a token's count says that the sequence has the token, picked or not. The other bits count its picks."""
+"""This bit of a token's count is set if the sequence has the token, picked or not. The other bits count its picks."""
 
 
 @dataclass(frozen=True)
 class SamplerProgram:
-    """Kernels are made from the text, which the set of active stages and the room for end ids change, no other value of
-    an option.
+    """Kernels are made from the text, which depends only on the set of active stages and the room for end ids.
 
     The sampler's memory is one buffer, u32: `table`, then `row_words` for each row: token counts [vocab], bans [vocab]
-    (the length at which a token is banned, plus 1), the mask of tokens that can be picked [vocab / 32], what a stage
-    has for itself, the drafts of a step, and the sequence's ids [capacity] after the number of its tokens that the
-    model was not given (padding); each only where a stage or drafting asks. The host sets a row when its sequence was
-    changed from outside, and the mask before each pick unless the pass `constrain` does; picks add to it.
+    (the length at which a token is banned, plus 1), the mask of tokens that can be picked [vocab / 32], the stages' own
+    words, the drafts of a step, and the number of padding tokens with the sequence's ids [capacity]; each only if a
+    stage or drafting needs it. The host sets a row after the caller changed its sequence, and the mask before each pick
+    unless the pass `constrain` does; picks update the row.
     """
 
     words: bytes
@@ -48,23 +47,26 @@ class SamplerProgram:
     table: bytes
     """Constants of the active stages."""
     row_words: int
-    """Words of a row's memory; 0 if no stage uses any."""
+    """The number of words of a row's memory; 0 if no stage uses any."""
     counts: bool
     """Whether a row's memory has token counts."""
     allowed_at: int | None
-    """The offset of the mask in it, which the host sets before each pick; None if no stage uses it."""
+    """The offset of the mask in a row's memory, which the host sets before each pick; None if no stage uses it."""
     own_at: int | None
-    """The offset of a stage's own words in it, which the host sets with the sequence; None if there are none."""
+    """The offset of a stage's own words in a row's memory, which the host sets with the sequence; None if there are
+    none.
+    """
     sequence: bool
-    """Whether it has the ids."""
+    """Whether a row's memory has the sequence's ids."""
     drafts: int
-    """The drafts of a step that fit into it."""
+    """The number of drafts of a step that fit into a row's memory."""
     vocab: int
     capacity: int
 
     def row(self, tokens: Sequence[int], prompt: int, padding: int = 0, allowed: bytes = b"") -> bytes:
-        """A row's memory for a sequence, of which the first `prompt` tokens were not picked, and `padding` ones not
-        given to the model; `allowed` is its mask."""
+        """A row's memory for a sequence, of which the first `prompt` tokens were not picked and `padding` tokens are
+        padding; `allowed` is its mask.
+        """
         words = array("I", bytes(4 * self.row_words))
         if self.counts:
             for token in set(tokens):
@@ -83,7 +85,7 @@ class SamplerProgram:
 
 @dataclass(frozen=True)
 class Drafting:
-    """How the sampler finds drafts: what followed the last `ngram_size` tokens, at most `most`."""
+    """The sampler's drafting: the tokens that followed the last `ngram_size` tokens earlier, at most `most`."""
 
     most: int = 0
     """0 for none."""
@@ -99,8 +101,9 @@ def sampler_program(
     first_row: int = 0,
     drafting: Drafting | None = None,
 ) -> SamplerProgram:
-    """The program for `options` over `vocab` logits and `capacity` positions, of rows that draw as those from
-    `first_row` on. A top_k of at least `vocab` is off."""
+    """The program for `options` over `vocab` logits and `capacity` positions, for rows with the random draws of row
+    `first_row` and later rows. A top_k of at least `vocab` is off.
+    """
     drafting = drafting or Drafting()
     active = [stage for stage in stages if stage.active(options)]
     counts = any(stage.counts for stage in active)
@@ -190,7 +193,7 @@ def _functions(active: Sequence[Stage], **memory: bool) -> str:
 
 
 def _ends(active: Sequence[Stage]) -> str:
-    """`settled` and `follow`, which call the stages that have memory of their own."""
+    """WGSL of `settled` and `follow`, which call the stages that have memory."""
     settled = "".join(f"  token = settle_{stage.name}(row, token);\n" for stage in active)
     follow = "".join(f"  follow_{stage.name}(row, token);\n" for stage in active)
     return (
@@ -201,7 +204,7 @@ def _ends(active: Sequence[Stage]) -> str:
 
 
 def _bans(active: Sequence[Stage]) -> str:
-    """`ban_all`, which calls the stages that ban."""
+    """WGSL of `ban_all`, which calls the stages that ban."""
     bans = [stage for stage in active if stage.ban_wgsl]
     calls = "".join(f"  ban_{stage.name}(row, part, parts);\n" for stage in bans)
     return f"fn ban_all(row: u32, part: u32, parts: u32) {{\n{calls}}}\n" + "".join(stage.ban_wgsl for stage in bans)

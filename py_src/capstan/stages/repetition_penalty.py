@@ -1,6 +1,6 @@
 """repetition_penalty: tokens that the sequence has already become less likely, as in onnxruntime-genai.
 
-The logit l of each token of the sequence, prompt included, becomes l / penalty, or l * penalty where l is negative
+The logit l of each token of the sequence, including the prompt, becomes l / penalty, or l * penalty if l is negative
 (Keskar et al., "CTRL", 2019), rounded once to float32. Both sides compute that in integers: WGSL's division may be off
 by 2.5 units in the last place.
 """
@@ -64,8 +64,9 @@ def penalised(key: int, penalty: tuple[int, int]) -> int:
 
 @dataclass(frozen=True)
 class RepetitionPenalty(StageOptions):
-    """`repetition_penalty` (> 0; 1 = off; above 1 against repetition, below 1 for it): the logit of each token that is
-    in the sequence, prompt included, is divided by it, or multiplied where it is negative."""
+    """`repetition_penalty` (> 0; 1 = off; above 1 against repetition, below 1 for it): the logit of each token in the
+    sequence, including the prompt, is divided by it, or multiplied if it is negative.
+    """
 
     repetition_penalty: float = 1.0
 

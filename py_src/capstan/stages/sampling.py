@@ -1,7 +1,7 @@
-"""The reference sampler: it defines, token for token, what the sampler on the GPU must choose.
+"""The reference sampler: it defines, token for token, the choices of the sampler on the GPU.
 
-Everything between the logits' bits and the token is integer arithmetic, so that WGSL computes the same numbers on
-every adapter (its float operations are inexact, may be fused and may flush what is subnormal). The definition:
+Everything between the logits' bits and the token is integer arithmetic, so that WGSL computes the same numbers on every
+adapter (its float operations are inexact, may be fused and may flush subnormal numbers). The definition:
 
 1. A logit is a float32 (a float16 becomes the float32 of the same value). `token_key` maps its bits to a u32 of the
    same order; NaN counts as -inf, -0 as +0. Tokens are ordered by key, largest first, equals by id, lowest first.
@@ -84,7 +84,7 @@ def philox4x32_10(counter: tuple[int, int, int, int], key: tuple[int, int]) -> t
 
 
 def token_key(bits: int) -> int:
-    """The place of a float32, given by its bits, in the order of floats; NaN counts as -inf and -0 as +0."""
+    """The rank of a float32, given by its bits, in the order of floats; NaN counts as -inf and -0 as +0."""
     magnitude = bits & 0x7FFFFFFF
     if magnitude > 0x7F800000:
         return NEGATIVE_INFINITY_KEY
@@ -105,7 +105,7 @@ def token_keys(logits: Buffer | Sequence[float], *, float16_bits: bool = False) 
 def _keys(row: bytes | memoryview) -> list[int]:
     words = memoryview(row).cast("I")
     keys = [word | 0x80000000 if word < 0x80000000 else word ^ 0xFFFFFFFF for word in words]
-    # The three kinds of value that this comprehension gets wrong are rare, and finding them is cheap.
+    # This comprehension is wrong for three rare kinds of value, which are cheap to find.
     if keys and (max(keys) > POSITIVE_INFINITY_KEY or min(keys) < NEGATIVE_INFINITY_KEY or 0x7FFFFFFF in keys):
         return [token_key(word) for word in words]
     return keys
@@ -151,9 +151,9 @@ def sample(
 ) -> int:
     """The next token of one row; see the module's definition.
 
-    `logits` is what `token_keys` takes, [vocabulary]. `position` is the length of the sequence before this token,
-    which is the index the token takes in it; `tokens` is that sequence, which penalties and bans need, and `prompt` how
-    many of them were not picked. NO_TOKEN where all are NaN or -inf. Raises OptionError when there are no logits.
+    `logits` is the argument of `token_keys`, [vocabulary]. `position` is the length of the sequence before this token,
+    and so the token's index; `tokens` is that sequence, for penalties and bans, and the first `prompt` of them were not
+    picked. NO_TOKEN if all logits are NaN or -inf. Raises OptionError without logits.
     """
     values = _float32_bytes(logits, float16_bits)
     if not values:
@@ -220,9 +220,10 @@ def sample(
 def finite_logits(
     logits: Buffer, options: SearchOptions | None = None, tokens: Sequence[int] = (), prompt: int = 0
 ) -> Sequence[float]:
-    """One row of logits, float32 [vocabulary], as `sample` orders them: NaN and -inf are float32's least number, +inf
-    is its largest. With options, after the stages that edit the row of a sequence `tokens`, of which the first `prompt`
-    were not picked."""
+    """One row of logits, float32 [vocabulary], in the order of `sample`: NaN and -inf become float32's smallest number,
+    +inf its largest. With options, after the stages that edit the row of a sequence `tokens`, of which the first
+    `prompt` were not picked.
+    """
     known = Row(len(tokens), tokens, prompt)
     stages = () if options is None else options.stages()
     edits = [stage.edit for stage in stages if stage.edit is not None and stage.due(options, known)]
@@ -249,8 +250,9 @@ class KeyList(list[int]):
 
 
 class RowKeys:
-    """The keys of a row of logits without NaN. A changed key changes the logit. Few keys are ever requested, and those
-    of a whole vocabulary take Python longer than a small model takes a step."""
+    """The keys of a row of logits without NaN. A changed key changes the logit. Keys are computed on demand: few are
+    requested, and those of a whole vocabulary take Python longer than a step of a small model.
+    """
 
     def __init__(self, row: array[float], peaks: Sequence[float] | None = None) -> None:
         """`peaks` as PeakedLogits has them, of a row that nobody changed."""

@@ -1,7 +1,7 @@
-"""Search options, named and meant as in onnxruntime-genai's `search` section.
+"""Search options, with the names and meanings of onnxruntime-genai's `search` section.
 
-`SearchOptions` is checked when it is made. One option changes nothing, here as in onnxruntime-genai: diversity_penalty,
-of which `tell_ignored` warns.
+`SearchOptions` is checked when it is made. One option has no effect, here and in onnxruntime-genai: diversity_penalty,
+about which `warn_ignored` warns.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 MAX_EOS_TOKENS = 1024
-"""With as many stop ids, 8 KiB of the sampler's parameters, where every device binds 64 KiB."""
+"""With the same number of stop ids they take 8 KiB of the sampler's parameters, of which every device binds 64 KiB."""
 
 MAX_ROWS = 32
 """Most sequences of a batch, and most beams of a sequence, as in onnxruntime-genai."""
@@ -62,20 +62,20 @@ class SearchOptions(
     StopStrings,
     MaxTime,
 ):
-    """How the next token is chosen and when a sequence ends; lengths count prompt and new tokens together.
+    """The choice of the next token and the end of a sequence; lengths include the prompt.
 
-    The bases are the stages that a row of logits goes through, in this order; each says what its options mean. Besides:
+    The bases are the stages of a row of logits, in this order; each documents its options. Others:
 
     - `max_length` (tokens, >= 1; 0 means `context_length`).
-    - `batch_size` prompts are continued together. `num_beams` (1: no beam search) are followed of each, and
-      `num_return_sequences` are returned: of beams the best ones, else so many that are sampled.
+    - `batch_size` prompts are continued together. `num_beams` (1: no beam search) are followed for each, and
+      `num_return_sequences` are returned: the best beams, or sampled sequences.
     - A beam search scores a sequence of n tokens by the sum of its log-probabilities over n ** `length_penalty`; with
       `early_stopping` it ends when `num_beams` sequences have ended, else when no better one can follow.
-    - `diversity_penalty` is for beams in groups, which there are not, in onnxruntime-genai neither: any value is taken,
-      and changes nothing.
-    - `chunk_size` is the most prompt tokens of one prefill run, of which a device may take fewer
-      (None or 0: as many as it takes).
-    - `past_present_share_buffer`, either value: where past and present are one buffer is the device's to decide.
+    - `diversity_penalty` is for groups of beams, which neither Capstan nor onnxruntime-genai has: any value is
+      accepted, without effect.
+    - `chunk_size` is the most prompt tokens of one prefill run; a device may take fewer (None or 0: the device's
+      limit).
+    - `past_present_share_buffer` accepts either value: the device decides whether past and present are one buffer.
 
     Raises OptionError for a value of the wrong type or out of range.
     """
@@ -156,15 +156,15 @@ class SearchOptions(
         return SearchOptions(**values)  # type: ignore[arg-type]  # __post_init__ checks every type
 
     def picking(self) -> dict[str, bool | float]:
-        """How a token is picked, by the options' names; `do_sample` is False wherever the search is greedy."""
+        """The options for picking a token, by name; `do_sample` is False if the search is greedy."""
         # A penalty is rounded to float32.
         return {"do_sample": not self.greedy, **{name: round(getattr(self, name), 6) for name in PICKING}}
 
     def tell_ignored(self) -> None:
         """Count a diversity_penalty as a step down."""
         if self.diversity_penalty:
-            reason = "beams are not in groups, in onnxruntime-genai neither"
-            fall_back(f"diversity_penalty {self.diversity_penalty:g}", reason, "the search goes on without it")
+            reason = "neither Capstan nor onnxruntime-genai has groups of beams"
+            fall_back(f"diversity_penalty {self.diversity_penalty:g}", reason, "the search ignores it")
 
     def check_vocabulary(self, vocab: int) -> None:
         """Raise OptionError for an id outside the vocabulary of `vocab` tokens."""
@@ -211,7 +211,7 @@ STATED: tuple[str, ...] = ("do_sample", *(option.name for option in STAGE_OPTION
 """The search options of generation_config.json."""
 
 DRAWING: tuple[str, ...] = tuple(option.name for option in STAGE_OPTIONS if option.stated and option.drawing)
-"""The search options of a model's files that only say how it is sampled, besides do_sample."""
+"""The search options of a model's files that only affect sampling, besides do_sample."""
 
 PICKING: tuple[str, ...] = tuple(option.name for option in STAGE_OPTIONS if option.stated and option.page)
 """The search options that a page shows for a model, besides do_sample."""

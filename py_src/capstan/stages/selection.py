@@ -1,4 +1,4 @@
-"""How a token is picked from the edited logits: greedy, or by chance after temperature, top_k and top_p."""
+"""The pick from the edited logits: greedy, or at random after temperature, top_k and top_p."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def _sampled(word: int, options: Any) -> int:
 
 @dataclass(frozen=True)
 class Selection(StageOptions):
-    """How the token is picked.
+    """The options of the pick.
 
     - `do_sample` false, `top_k` 1 or `temperature` 0 is greedy: the largest logit, the lowest id among equals.
-    - `temperature` (>= 0), then `top_k` (0 = off), then `top_p` (0 to 1; both of these turn it off) over what `top_k`
-      left.
-    - `random_seed` (-1 = draw one; 0 to 2**64 - 1). `seed` is the number in use, also when it was drawn.
+    - `temperature` (>= 0), then `top_k` (0 = off), then `top_p` (0 to 1; both limits turn it off) over the tokens that
+      `top_k` left.
+    - `random_seed` (-1 = draw one; 0 to 2**64 - 1). `seed` is the number in use, even if it was drawn.
     """
 
     do_sample: bool = False
@@ -76,7 +76,7 @@ class Selection(StageOptions):
         ),
         Option.integer("seed", -1, 2**64 - 1),
     )
-    # Its kernels are in web/src/worker/shaders; which of them a step needs, `sampler_program` says.
+    # Its kernels are in web/src/worker/shaders; `sampler_program` chooses those of a step.
     stage: ClassVar[Stage | None] = Stage(
         "selection",
         active=lambda options: not options.greedy,
@@ -96,7 +96,7 @@ class Selection(StageOptions):
         if self.random_seed >= 0:
             self._set("seed", self.random_seed)
         elif self.seed < 0:
-            self._set("seed", secrets.randbits(53))  # 53 bits: exact in a JSON reader that knows doubles only
+            self._set("seed", secrets.randbits(53))  # 53 bits: exact in a JSON reader that has only doubles
 
     @property
     def greedy(self) -> bool:

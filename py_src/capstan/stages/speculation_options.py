@@ -1,4 +1,4 @@
-"""The options of speculation: how drafts of the next tokens are found, and how many."""
+"""The options of speculation: the way of finding drafts of the next tokens, and their number."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ SPECULATION_OPTIONS = (
         2,
         MAX_DRAFTS,
         flag="speculate",
-        help="draft what followed the last N tokens where they stood before, and verify it in one step: 2 to 16",
+        help="draft the tokens that followed the last N tokens earlier, and verify them in one step: 2 to 16",
     ),
     Option.integer(
         "max_draft_tokens", 1, MAX_DRAFTS, flag="draft-tokens", help="drafts of a step with --speculate: 1 to 16"
     ),
 )
-"""The options that are flags of the command line, too."""
+"""The options that are also flags of the command line."""
 
 
 @dataclass(frozen=True)
 class Speculation:
-    """How drafts are found. Limits and names are onnxruntime-genai's; OptionError outside of them.
+    """The options of drafting. Limits and names are onnxruntime-genai's; other values raise OptionError.
 
-    The drafts are what followed the last `ngram_size` tokens of the sequence where they stood before, the latest such
-    place: at most `max_draft_tokens`. With `chained` they go on past the end of the sequence as if the drafts
-    before them were there. With `always` steps are drafted also where that takes longer.
+    The drafts are the tokens that followed the latest earlier occurrence of the last `ngram_size` tokens: at most
+    `max_draft_tokens`. With `chained` they continue past the end of the sequence, as if the earlier drafts were part of
+    it. With `always` steps are drafted even if that takes longer.
     """
 
     ngram_size: int = 3
@@ -52,5 +52,5 @@ class Speculation:
         if rows > 1:
             raise OptionError(
                 f"{rows} rows were requested; speculation is for one sequence: set batch_size and "
-                "num_return_sequences to 1, or leave it off"
+                "num_return_sequences to 1, or leave speculation off"
             )

@@ -1,4 +1,4 @@
-"""Whisper's timestamps: in pairs, in order, and wherever they are together likelier than any text.
+"""Whisper's timestamps: in pairs, in order, and required if all of them together are likelier than any text token.
 
 The definition is openai's `ApplyTimestampRules`, and transformers' `WhisperTimeStampLogitsProcessor`. Timestamps are
 the last ids of the vocabulary. Their probabilities are added as integers (see capstan.stages.weight). This stage edits
@@ -22,7 +22,7 @@ UNIT = temperature_scale(1.0)
 
 @dataclass(frozen=True)
 class TimestampTokens:
-    """The ids that the rules are about, and where they begin."""
+    """The ids of the rules, and the position at which the rules begin."""
 
     prompt: int
     """The number of tokens before a window's first one."""
@@ -39,7 +39,9 @@ class TimestampTokens:
 
 
 def _bounds(known: TimestampTokens, picked: Sequence[int], vocab: int) -> tuple[int, int, int]:
-    """Three ids: other tokens may come from the first one on, timestamps from the second to before the third."""
+    """Three ids: the first is the smallest allowed id of other tokens; timestamps are allowed from the second to before
+    the third.
+    """
     begin = known.begin
     if not picked:
         return begin, begin, min(begin + known.initial + 1, vocab)
@@ -47,7 +49,7 @@ def _bounds(known: TimestampTokens, picked: Sequence[int], vocab: int) -> tuple[
     if picked[-1] < begin:
         return 0, last + 1, vocab
     if len(picked) > 1 and picked[-2] < begin:
-        # The same one again begins the next segment.
+        # The same timestamp again begins the next segment.
         return known.end, last, vocab
     return 0, begin, begin
 
@@ -74,14 +76,14 @@ def _likelier(keys: Keys, begin: int, first: int, last: int) -> bool:
     if time > text:
         return True
     if (last - first) * token_weight(time, text, UNIT) < ONE // 2:
-        # Most picks are plain text; so many of the likeliest one are too few.
+        # Most picks are plain text: even all timestamps at the largest one's weight are too few.
         return False
     found = (keys[token] for token in range(first, last))
     return sum(token_weight(key, text, UNIT) for key in found if key > NEGATIVE_INFINITY_KEY) > ONE
 
 
 def _table(options: Any, vocab: int) -> array[int]:
-    """A bit for each token that is never picked, then for each that is not picked first either."""
+    """A bit for each token that is never picked, then a bit for each that is not picked first."""
     words = -(-vocab // 32)
     found = array("I", bytes(8 * words))
     for first in (False, True):
@@ -96,7 +98,7 @@ def _word(name: str) -> Any:
 
 @dataclass(frozen=True)
 class Timestamps(StageOptions):
-    """Limits the timestamps of a window. A transcriber sets them; they are no option of a search."""
+    """Limits the timestamps of a window. A transcriber sets them; they are not an option of a search."""
 
     timestamps: TimestampTokens | None = field(default=None, repr=False)
 

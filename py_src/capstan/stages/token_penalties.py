@@ -45,7 +45,8 @@ def _within(penalty: float) -> bool:
 @dataclass(frozen=True)
 class TokenPenalties(StageOptions):
     """`presence_penalty` and `frequency_penalty` (-2 to 2; 0 = off): the logit of each token picked since tokens were
-    last appended falls by the first, and by the second for each time."""
+    last appended falls by the first, and by the second for each pick.
+    """
 
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0

@@ -1,4 +1,4 @@
-"""How much a token weighs beside another one: exp of the difference of their logits, in integers."""
+"""The weight of a token relative to another one: exp of the difference of their logits, in integers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["ONE", "POSITIVE_INFINITY_KEY", "temperature_scale", "token_weight"]
 
 POSITIVE_INFINITY_KEY = 0xFF800000
 ONE = 1 << 30
-"""The weight of a token beside an equal one."""
+"""The weight of a token relative to an equal one."""
 
 # 2**-f for f in [0, 1): 1 - f*(A1 - f*(A2 - ...)), each A in units of 2**-32; a minimax fit, relative error 8.5e-8.
 _EXP2 = (2977029614, 1031565859, 237500345, 39538602, 4058330)

@@ -30,20 +30,20 @@ __all__ = ["ANY_MODEL", "FORMATS", "AnswerFormat", "answer_format"]
 
 @dataclass(frozen=True)
 class AnswerFormat:
-    """How a family writes answers."""
+    """The form of a family's answers."""
 
     name: str
     told_by: tuple[tuple[str, ...], ...]
-    """Texts of the family's chat templates: all of one group."""
+    """Groups of texts in the family's chat templates: a template with all texts of one group is of the family."""
     calls: CallForm | None
     not_told_by: tuple[str, ...] = ()
-    """Texts that are in none of them."""
+    """Texts that are in none of the family's templates."""
     thinking: tuple[str, str] = ("<think>", "</think>")
     """The marks around reasoning."""
     thinks_anywhere: bool = False
-    """Whether reasoning may come after other text, too."""
+    """Whether reasoning may also come after other text."""
     channels: bool = False
-    """Whether an answer is a series of messages in channels, as gpt-oss writes."""
+    """Whether an answer is a series of messages in channels, as in gpt-oss."""
 
     def is_told_by(self, template: str) -> bool:
         if any(text in template for text in self.not_told_by):
@@ -57,7 +57,7 @@ class AnswerFormat:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """The marks that are needed in the text, also where they are special tokens."""
+        """The marks that the text must keep, even if they are special tokens."""
         inner = () if self.calls is None else (*self.calls.opening, *self.calls.before, *self.calls.after)
         pieces = (*self.thinking_marks, *inner, '<|"|>', "[CALL_ID]", "<|/tool_call|>")
         return tuple(piece for piece in pieces if piece)
@@ -83,7 +83,7 @@ GLM = CallForm(
 )
 LLAMA = CallForm({"": whole_answer, "<|python_tag|>": whole_answer}, ('{"name": "NAME", "parameters": ',), ("}",))
 ANY_MODEL = CallForm({"": whole_answer}, (JSON_CALL,), ("}",))
-"""For models whose own form is not known: a grammar makes them write it."""
+"""The format for models without a known form; a grammar makes them write it."""
 MISTRAL = {"[TOOL_CALLS]": mistral}
 MISTRAL_LIST = CallForm(MISTRAL, ("[TOOL_CALLS]", "[" + JSON_CALL), ("}]",))
 MISTRAL_NAMED = CallForm(MISTRAL, ("[TOOL_CALLS]", "NAME", "[ARGS]"))
@@ -137,20 +137,21 @@ FORMATS = (
     AnswerFormat("LFM2", (("<|tool_list_start|>",), ("<|tool_call_start|>",)), LFM2),
     AnswerFormat("Granite 3", (("<|tool_call|>", "<|start_of_role|>"),), GRANITE),
     AnswerFormat("Phi-4-mini", (("<|tool|>",), ("<|/tool_call|>",)), PHI),
-    # Others have these marks around calls of other forms.
+    # Other families have these marks around calls of other forms.
     AnswerFormat("Hermes and Qwen", (("<tool_call>",),), HERMES, not_told_by=("<tool_calls>", "minimax")),
     AnswerFormat("Llama 3", (('{"name": function name, "parameters": ',),), LLAMA),
 )
-"""The first one of a template is taken."""
+"""The formats; the first one that fits a template is used."""
 BRACKETS = ("[THINK]", "[/THINK]")
-"""Mistral's marks around reasoning, where the template or the vocabulary has them."""
+"""Mistral's marks around reasoning, if the template or the vocabulary has them."""
 PLAIN = AnswerFormat("plain", (), None)
-"""For templates of no known family: their calls stay text."""
+"""The format for templates of unknown families, whose calls stay text."""
 
 
 def answer_format(template: str, tokens: Set[str]) -> AnswerFormat:
-    """The format of a model, by its chat template and the added tokens of its vocabulary; a template that is of no
-    known family, but takes tools, has the format whose calls begin with a token of the vocabulary."""
+    """The format of a model, by its chat template and the added tokens of its vocabulary. A template of an unknown
+    family that takes tools gets the format whose calls begin with a token of the vocabulary.
+    """
     found = next((each for each in FORMATS if each.is_told_by(template)), None)
     if found is None and re.search(r"\btools\b", template):
         found = next((each for each in FORMATS if each.calls and not tokens.isdisjoint(each.calls.opening)), None)

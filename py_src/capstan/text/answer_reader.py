@@ -1,5 +1,6 @@
-"""Splits a model's answer, as it comes, into reasoning, text and calls of tools. The parts do not depend on where the
-text is cut."""
+"""Splits a model's answer, while it is generated, into reasoning, text and calls of tools. The parts do not depend on
+the cuts of the text.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +22,13 @@ OPEN, CLOSE = "<think>", "</think>"
 MOST_HEADER = 600
 """Characters of the head of a message in a channel."""
 SLACK = 16
-"""A call that is not whole is read again when the text has grown by one part in so many: long ones cost no squares."""
+"""An incomplete call is read again when the text has grown by this fraction (1 / N), so that long calls do not take
+quadratic time.
+"""
 HEADER = re.compile(r"(?:<\|start\|>assistant)?((?:(?!<\|(?:message|end|start)\|>)[\s\S])*)<\|message\|>")
 """The head of a message in a channel."""
 BROKEN = re.compile(r"<\|(?:end|start)\|>")
-"""A mark that no head has after its beginning."""
+"""A mark that never occurs within a head."""
 RECIPIENT = re.compile(r"\bto=(?:functions\.)?([\w.\-]+)")
 ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
 STARTS = ("<|start|>assistant", "<|channel|>", " to=")
@@ -33,7 +36,7 @@ STARTS = ("<|start|>assistant", "<|channel|>", " to=")
 
 @dataclass(frozen=True)
 class AnswerPart:
-    """A piece of an answer. `text` is what the answer's whole text has for it; "mark" is in neither part of it."""
+    """A piece of an answer. `text` is its form in the answer's whole text; "mark" belongs to neither part."""
 
     kind: Literal["reasoning", "answer", "call", "mark"]
     text: str
@@ -41,7 +44,7 @@ class AnswerPart:
 
 
 def functions_of(tools: Sequence[Mapping[str, Any]] | None) -> Functions:
-    """The parameters of tools in OpenAI's form, or without `function` around each, by their names."""
+    """The parameters of tools by name; tools are in OpenAI's form, or without `function` around each."""
     found = {}
     for tool in tools or ():
         function = tool.get("function", tool)
@@ -62,21 +65,24 @@ class AnswerReader:
         forced: bool = False,
         most: int | None = None,
     ) -> None:
-        """`begun`: the prompt ended within the reasoning. `forced`: a grammar makes the answer a call, in the form of
-        the format or of ANY_MODEL. From the call after `most` on they stay text."""
+        """With `begun` the prompt ended within the reasoning. With `forced` a grammar makes the answer a call, in the
+        form of the format or of ANY_MODEL. Calls after the first `most` stay text.
+        """
         self._form, self._begun, self._most = form, begun, most
         self._functions = functions_of(tools)
         self._readers: dict[str, Read] = dict(form.calls.opening) if tools and form.calls else {}
         if forced:
             self._readers |= ANY_MODEL.opening
         elif tools and form.calls is None:
-            reason = "the chat template is of no family whose form of calls is known"
-            fall_back("calls of tools", reason, "they stay in the answer's text; have a call made to read it surely")
+            reason = "the chat template belongs to no family with a known form of calls"
+            fall_back("calls of tools", reason, "they stay in the answer's text; require a call to have it read")
         self._channel_calls = bool(tools) and form.channels
         self._held, self._count, self._tried = "", 0, 0
         self._parts: list[AnswerPart] = []
         self._state: Callable[[bool], bool] = self._begin
-        """Takes what is certain of the held text; whether to call it again. It is told whether no more text comes."""
+        """The present state: takes the certain part of the held text; returns whether to call the next state. Its
+        argument is whether the text has ended.
+        """
 
     def push(self, text: str) -> list[AnswerPart]:
         self._held += text
@@ -92,7 +98,7 @@ class AnswerReader:
         return parts
 
     def _tell(self, kind: Literal["reasoning", "answer", "mark"], length: int, shown: str | None = None) -> None:
-        """The first `length` characters are of that kind; `shown` stands for them in the answer's text."""
+        """Report the first `length` characters as that kind; `shown` replaces them in the answer's text."""
         text, self._held = self._held[:length], self._held[length:]
         text = text if shown is None else shown
         if text and self._parts and self._parts[-1].kind == kind:
@@ -103,7 +109,7 @@ class AnswerReader:
     # The states.
 
     def _begin(self, final: bool) -> bool:
-        """At the beginning."""
+        """The state at the beginning."""
         if final and not self._held:
             return False
         lead = self._held.lstrip()
@@ -161,7 +167,7 @@ class AnswerReader:
         return True
 
     def _place_of(self, mark: str, final: bool) -> int | None:
-        """The place of a mark; one between backticks is a word of the text."""
+        """The place of a mark; a mark between backticks is text."""
         for found in re.finditer(f"(`?){re.escape(mark)}(`?)", self._held):
             at_end = found.end() == len(self._held) and not final
             if found[1] and (found[2] or at_end):
@@ -175,7 +181,7 @@ class AnswerReader:
         return self._skip_space(self._answer_begin, final)
 
     def _answer_begin(self, final: bool) -> bool:
-        """The place at which an answer that is a call as a whole begins."""
+        """The start of an answer that is a call as a whole."""
         read = self._readers.get("")
         taken = read is not None and self._call(0, "", read, final)
         if taken is None:
@@ -209,7 +215,7 @@ class AnswerReader:
         return True
 
     def _call(self, start: int, mark: str, read: Read, final: bool) -> bool | None:
-        """Take the calls whose mark is held; False if there are none, None if that is not certain."""
+        """Take the calls after the held mark; False if there are none, None if that is not certain."""
         cursor = self._cursor(start, final)
         if cursor is None:
             return None
@@ -220,7 +226,7 @@ class AnswerReader:
         except NoCallError:
             self._tried = 0
             if mark:
-                stays("a text begins like a call, but is none")
+                stays("a text begins like a call, but is not one")
             return False
         self._tried = 0
         return self._take(calls, cursor.at)
@@ -234,13 +240,13 @@ class AnswerReader:
         return Cursor(self._held, start, final)
 
     def _take(self, calls: Sequence[Call], length: int) -> bool:
-        """Report calls, which the first `length` characters are; whether they can be made."""
+        """Report the calls in the first `length` characters; returns whether the tools have them."""
         calls = [call if call.arguments is not None else Call(call.name, {}) for call in calls]
         if not calls or not all(isinstance(call.arguments, Mapping) for call in calls):
-            stays("a text begins like a call, but is none")
+            stays("a text begins like a call, but is not one")
             return False
         if self._functions and not all(call.name in self._functions for call in calls):
-            stays("it calls a function that is none of the tools")
+            stays("it calls a function that is not one of the tools")
             return False
         if self._most is not None:
             calls = calls[: max(0, self._most - self._count)]
@@ -256,7 +262,7 @@ class AnswerReader:
     # gpt-oss.
 
     def _header(self, final: bool) -> bool:
-        """Before a message in a channel."""
+        """The state before a message in a channel."""
         found = HEADER.match(self._held, 0, MOST_HEADER)
         if found is None:
             if len(self._held) >= MOST_HEADER or BROKEN.search(self._held, 1):
@@ -293,7 +299,7 @@ class AnswerReader:
             return False
         except NoCallError:
             self._tried = 0
-            stays("a text begins like a call, but is none")
+            stays("a text begins like a call, but is not one")
         else:
             self._tried = 0
             if self._take([Call(name, arguments)], cursor.at):
@@ -304,7 +310,7 @@ class AnswerReader:
         return True
 
     def _final(self, final: bool) -> bool:
-        """Within a message that is part of the answer."""
+        """The state within a message that is part of the answer."""
         found = [(self._held.find(mark), mark) for mark in ENDS if mark in self._held]
         if not found:
             keep = 0 if final else max(overlap(self._held, mark) for mark in ENDS)
@@ -318,7 +324,7 @@ class AnswerReader:
         return True
 
     def _next_message(self, final: bool) -> bool:
-        """After a message."""
+        """The state after a message."""
         if not self._held:
             return False
         if not final and any(start.startswith(self._held) for start in STARTS):

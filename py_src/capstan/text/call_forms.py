@@ -1,7 +1,7 @@
-"""The forms in which models write calls of tools: how each is read, written, and asked for by a grammar.
+"""The forms in which models write calls of tools, with their readers, writers and grammars.
 
-A form has pieces, marks and texts, around a function's name and its arguments. A grammar and a call in a conversation's
-history are put together from the pieces; reading follows them, too, and takes what models write besides.
+A form has pieces (marks and texts) around a function's name and its arguments. Grammars, and calls in a conversation's
+history, are made from the pieces; reading also follows them, and accepts further variants that models write.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ MARKDOWN = ("```json", "```")
 
 @dataclass(frozen=True)
 class Call:
-    """A call as the model wrote it."""
+    """A call by the model."""
 
     name: str
     arguments: Any
     id: str = ""
-    """By which an answer to it is told."""
+    """The id that answers to this call carry."""
 
 
 Read = Callable[[Cursor, Functions], list[Call]]
@@ -54,13 +54,13 @@ Read = Callable[[Cursor, Functions], list[Call]]
 
 @dataclass(frozen=True)
 class Parameters:
-    """Arguments that are written one by one, not as JSON; NAME stands for a parameter's name."""
+    """Arguments that are written one by one instead of as JSON; NAME stands for a parameter's name."""
 
     before: str
     after: str
     between: str
     quote: str | None
-    """The mark around strings, "" if they are written plainly; None for strings of JSON."""
+    """The mark around strings; "" for plain strings, None for JSON strings."""
     written: Callable[[Any], str]
     """A value as text, in a conversation's history."""
     words: tuple[str, str] = ("true", "false")
@@ -71,16 +71,16 @@ class CallForm:
     """A form of calls. In its pieces NAME stands for the function's name."""
 
     opening: Mapping[str, Read]
-    """The reader of the calls after each mark that begins them; "" where they are the whole answer."""
+    """The reader of the calls after each mark that begins them; the mark "" means that they are the whole answer."""
     before: tuple[str, ...]
     """The pieces from the beginning to the arguments."""
     after: tuple[str, ...] = ()
-    """Those after the arguments."""
+    """The pieces after the arguments."""
     parameters: Parameters | None = None
-    """None where the arguments are JSON."""
+    """None if the arguments are JSON."""
 
     def write(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """A call as the model would write it."""
+        """A call in the model's form."""
         if self.parameters is None:
             inner = json_text(arguments, spaced=True)
         else:
@@ -92,7 +92,7 @@ class CallForm:
 
 
 def json_text(value: Any, spaced: bool = False) -> str:
-    """JSON, as chat templates write it if it is `spaced`; half a pair of surrogates stays escaped."""
+    """JSON, in the form of chat templates if `spaced`; half a pair of surrogates stays escaped."""
     separators = None if spaced else (",", ":")
     text = json.dumps(value, ensure_ascii=False, separators=separators)
     half = any("\ud800" <= each <= "\udfff" for each in text)
@@ -137,7 +137,7 @@ def tool_call_block(cursor: Cursor, functions: Functions) -> list[Call]:
     """The body of <tool_call>: Hermes' JSON, Qwen's <function=...>, or GLM's name with <arg_key> and <arg_value>."""
     cursor.space()
     if cursor.looks("{") or cursor.looks("["):
-        # Granite 3.1 closes no list.
+        # Granite 3.1 does not close the list.
         return json_in("</tool_call>", optional=cursor.looks("["))(cursor, functions)
     if cursor.take("<function="):
         return function_block(cursor, functions, "</tool_call>")
@@ -171,7 +171,7 @@ def function_block(cursor: Cursor, functions: Functions, *closing: str) -> list[
 
 
 def typed(text: str, schema: Any, key: str) -> Any:
-    """A parameter's plain text as its schema says."""
+    """The value of a parameter's plain text, by its schema."""
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
     return plain_value(text, properties.get(key) if isinstance(properties, Mapping) else None, schema)
 
@@ -255,7 +255,7 @@ def gemma(cursor: Cursor, functions: Functions) -> list[Call]:
 
 
 def whole_answer(cursor: Cursor, functions: Functions) -> list[Call]:
-    """Calls that are the whole answer, one after the other with semicolons between them."""
+    """Calls that are the whole answer, separated by semicolons."""
     calls = []
     while True:
         cursor.space()

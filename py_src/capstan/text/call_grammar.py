@@ -1,7 +1,7 @@
-"""Grammars by which an answer is a call: of one of the tools, in the form of the model's family.
+"""Grammars that make an answer a call of one of the tools, in the form of the model's family.
 
-Each tool's parameters are a JSON schema of their own within the grammar, so that their references mean what they mean
-there. Arguments that a family writes one by one are held to the schema of each, with its references moved.
+Each tool's parameters are a separate JSON schema within the grammar, so that their references keep their meaning.
+Arguments that a family writes one by one must fit the schema of each, with its references moved.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ MOST_REFERENCES = 20
 def call_grammar(form: AnswerFormat, functions: Functions, special: Mapping[str, int], *, begun: bool) -> str:
     """The Lark grammar of one call of one of the functions. `special` are the ids of special tokens by their texts;
     after a prompt that ended within the reasoning (`begun`) the reasoning comes first. A function whose parameters
-    cannot be said in the family's own form is called in JSON (ANY_MODEL)."""
+    cannot be expressed in the family's own form is called in JSON (ANY_MODEL).
+    """
     lines: list[str] = []
     calls = []
     for number, (name, schema) in enumerate(functions.items()):
@@ -50,7 +51,7 @@ def call_grammar(form: AnswerFormat, functions: Functions, special: Mapping[str,
 
 
 def rule(form: CallForm, rule_name: str, name: str, schema: Any, special: Mapping[str, int], lines: list[str]) -> str:
-    """Add the rule of a call to the lines; its name."""
+    """Add the rule of a call to the lines; returns its name."""
     before, after = (pieces(texts, name, special) for texts in (form.before, form.after))
     if form.parameters is None:
         inner = [f"%json {json.dumps(schema)}"]
@@ -63,8 +64,9 @@ def rule(form: CallForm, rule_name: str, name: str, schema: Any, special: Mappin
 def parameter_rules(
     form: Parameters, place: str, schema: Mapping[str, Any], root: Any, special: Mapping[str, int], lines: list[str]
 ) -> str:
-    """Add the rules of arguments that are written one by one, in the order of the schema; the first one's name. `place`
-    begins the names of the rules, and references mean places in `root`."""
+    """Add the rules of arguments that are written one by one, in the order of the schema; returns the first rule's
+    name. Names of rules begin with `place`, and references are resolved in `root`.
+    """
     properties = schema.get("properties") or {}
     required = schema.get("required") or ()
     between = quoted(form.between) if form.between else ""
@@ -80,7 +82,7 @@ def parameter_rules(
 
 
 def value(form: Parameters, place: str, schema: Any, root: Any, special: Mapping[str, int], lines: list[str]) -> str:
-    """The expression for a parameter's value: as the family writes it where that can be said, else JSON."""
+    """The expression for a parameter's value, in the family's form if possible, else in JSON."""
     if form.quote is not None and types_of(schema, root) == {"string"}:
         return string(form, resolved(schema, root), special)
     if isinstance(schema, Mapping) and schema.keys() <= ANNOTATIONS | {"type"} and schema.get("type") == "boolean":
@@ -97,7 +99,7 @@ def value(form: Parameters, place: str, schema: Any, root: Any, special: Mapping
 
 
 def string(form: Parameters, schema: Mapping[str, Any], special: Mapping[str, int]) -> str:
-    """The expression for a string that is written plainly."""
+    """The expression for a plain string."""
     quotes = pieces((form.quote or "",), "", special)
     fixed = [schema["const"]] if "const" in schema else schema.get("enum")
     if fixed is not None:
@@ -129,7 +131,7 @@ def is_plain_list(schema: Any, root: Any, form: Parameters) -> bool:
 
 
 def is_plain_value(schema: Any, root: Any, form: Parameters) -> bool:
-    """Whether a value can be written so that it fits: a string without quotes has no pattern."""
+    """Whether a plain value can be made to fit its schema; a string without quotes cannot have a pattern."""
     if form.quote is None or types_of(schema, root) != {"string"}:
         return True
     schema = resolved(schema, root)
@@ -140,7 +142,7 @@ def is_plain_value(schema: Any, root: Any, form: Parameters) -> bool:
 
 
 def resolved(schema: Any, root: Any) -> Any:
-    """The schema that a reference means."""
+    """The target of a reference."""
     for _ in range(MOST_REFERENCES):
         if not isinstance(schema, Mapping) or not schema.keys() <= ANNOTATIONS | {"$ref"} or "$ref" not in schema:
             break
@@ -164,8 +166,9 @@ def pieces(texts: Sequence[str], name: str, special: Mapping[str, int]) -> list[
 
 
 def without(mark: str) -> str:
-    """A regular expression for texts without a mark whose first character occurs in it once. Each next character tells
-    what may be its beginning from other text, as an automaton for the GPU needs it."""
+    """A regular expression for texts without a mark, whose first character must occur in it only once. Each next
+    character distinguishes a beginning of the mark from other text, which an automaton for the GPU requires.
+    """
     first, rest = in_set(mark[0]), mark[1:]
     inner = rf"[^{first}{in_set(rest[-1])}]"
     for character in reversed(rest[:-1]):
@@ -190,7 +193,8 @@ SCHEMAS = {
 
 def moved(schema: Any, place: str) -> Any:
     """The schema with each reference into its own document (`#`, `#/$defs/Node`) turned into one for a document that
-    has it at `place`, such as `#/$defs/arguments`. Names and values that look like references stay."""
+    has it at `place`, such as `#/$defs/arguments`. Names and values that look like references are not changed.
+    """
     if isinstance(schema, list):
         return [moved(each, place) for each in schema]
     if not isinstance(schema, Mapping):

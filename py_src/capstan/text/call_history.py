@@ -1,7 +1,8 @@
-"""Earlier calls of a conversation in the form in which its chat template takes them.
+"""Earlier calls of a conversation in the form of its chat template.
 
-Templates differ: some take arguments as objects and some as JSON text, some have no place for calls, and Mistral's ask
-for ids of nine letters and digits. OpenAI's form comes in; a template is tried once with a call that is made up.
+Templates differ: some take arguments as objects and some as JSON text, some have no place for calls, and Mistral's
+require ids of nine letters and digits. Calls arrive in OpenAI's form; each template is tried once with an invented
+call.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ __all__ = ["history_for"]
 
 Message = Mapping[str, Any]
 Render = Callable[[Sequence[Message]], str]
-"""A conversation as text, by the template in question. Raises what the template raises."""
+"""Renders a conversation with the template. Raises the template's errors."""
 Way = Literal["object", "text", "content"]
 
 NAME, KEY, ID = "probe_function", "probe_key", "probe1234"
@@ -32,7 +33,7 @@ SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 
 
 def history_for(messages: Sequence[Message], template: str, form: AnswerFormat, render: Render) -> Sequence[Message]:
-    """The messages as the template takes them; the same if no call is among them."""
+    """The messages in the template's form; unchanged if there is no call among them."""
     if not any(message.get("tool_calls") for message in messages):
         return messages
     way, without_text = way_of(template, render)
@@ -58,7 +59,7 @@ def history_for(messages: Sequence[Message], template: str, form: AnswerFormat, 
 
 
 def call_for(call: Any, way: Way, short: bool) -> Any:
-    """A call with its arguments as the template takes them."""
+    """A call with its arguments in the template's form."""
     if not isinstance(call, Mapping):
         return call
     outer, inner = dict(call), call.get("function", call)
@@ -82,12 +83,12 @@ def arguments_as(arguments: Any, way: Way) -> Any:
 
 
 def short_id(identifier: str) -> str:
-    """The id itself if it has nine letters and digits, else one that follows from it."""
+    """The id itself if it has nine letters and digits, else an id derived from it."""
     return identifier if SHORT_ID.fullmatch(identifier) else hashlib.sha256(identifier.encode()).hexdigest()[:9]
 
 
 def written(message: dict[str, Any], form: AnswerFormat) -> None:
-    """Put the calls of a message into its text, as the model would write them."""
+    """Put the calls of a message into its text, in the model's form."""
     if form.calls is None:
         reason = "the chat template has no place for it, and its family is not known"
         fall_back("a call in the history", reason, "the model does not see it")
@@ -107,8 +108,9 @@ def content_of(message: Message) -> Message:
 
 
 def way_of(template: str, render: Render) -> tuple[Way, Sequence[Message]]:
-    """How the template takes arguments, and the contents beside which it writes calls if there is no text, found out
-    once for each template."""
+    """The template's form of arguments, and the contents with which it writes calls if there is no text; determined
+    once for each template.
+    """
     if template not in known:
         if len(known) >= MOST_KNOWN:
             known.clear()

@@ -38,7 +38,7 @@ class MoreError(Exception):
 
 
 class NoCallError(Exception):
-    """The text is no call, whatever comes after it."""
+    """The text is not a call, regardless of its continuation."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Dialect:
     """A notation of values."""
 
     words: Mapping[str, Any]
-    """Those that are values."""
+    """The words that are values."""
     quotes: tuple[str, ...]
     """The marks around strings."""
     bare_names: bool = False
@@ -59,8 +59,9 @@ GEMMA = Dialect(WORDS, ('<|"|>', '"'), bare_names=True)
 
 
 class Cursor:
-    """A place in a text that grows until it is `final`. Its methods read what must come next, and raise MoreError where
-    the text ends too early, NoCallError where something else comes."""
+    """A place in a text that grows until it is `final`. Its methods read the required next text, and raise MoreError if
+    the text ends too early, NoCallError if other text follows.
+    """
 
     def __init__(self, text: str, at: int, final: bool) -> None:
         self.text, self.at, self.final = text, at, final
@@ -74,14 +75,14 @@ class Cursor:
         self.at = found.end() if found else self.at
 
     def looks(self, mark: str) -> bool:
-        """Whether this comes next."""
+        """Whether this text comes next."""
         rest = self.text[self.at : self.at + len(mark)]
         if rest != mark and mark.startswith(rest) and not self.final:
             raise MoreError
         return rest == mark
 
     def take(self, *marks: str) -> str | None:
-        """The first of the marks that comes next, None without one."""
+        """Take the first of the marks that comes next; None without one."""
         for mark in marks:
             if self.looks(mark):
                 self.at += len(mark)
@@ -95,7 +96,7 @@ class Cursor:
         return found
 
     def close(self, *marks: str) -> None:
-        """A mark at the end of a call, which a model may leave out where its answer ends."""
+        """Take a mark at the end of a call, which a model may omit at the end of its answer."""
         before = self.at
         self.space()
         if self.final and self.at_end:
@@ -104,7 +105,7 @@ class Cursor:
         self.expect(*marks)
 
     def until(self, mark: str) -> str:
-        """The text before a mark, which is passed."""
+        """The text before a mark, which is skipped, too."""
         place = self.text.find(mark, self.at)
         if place < 0:
             self._cut()
@@ -186,7 +187,7 @@ class Cursor:
         return str(found)
 
     def _matched(self, pattern: re.Pattern[str], whole: bool = False) -> str:
-        """The next match of the pattern. Without `whole` it may go on where the text ends."""
+        """The next match of the pattern. Without `whole` the match may continue past the present text."""
         found = pattern.match(self.text, self.at)
         if found is None and (whole or self.at_end):
             self._cut()
@@ -202,8 +203,9 @@ class Cursor:
 
 
 def plain_value(text: str, schema: Any, root: Any) -> Any:
-    """The value that a text without quotes stands for, by its schema, whose references are places in `root`: a string,
-    unless the schema takes no string or the text is a value of another type in it."""
+    """The value of a text without quotes, by its schema, whose references are resolved in `root`: a string, unless the
+    schema excludes strings or the text is a value of another type in it.
+    """
     types = types_of(schema, root)
     if types == {"string"}:
         return text
@@ -221,7 +223,7 @@ def plain_value(text: str, schema: Any, root: Any) -> Any:
 
 
 def types_of(schema: Any, root: Any) -> set[str]:
-    """The types that a schema admits; empty if it does not say."""
+    """The types that a schema admits; empty if unknown."""
     types: set[str] = set()
     waiting, seen = [schema], set()
     while waiting:
@@ -245,7 +247,7 @@ def types_of(schema: Any, root: Any) -> set[str]:
 
 
 def own_types(schema: Mapping[str, Any]) -> set[str]:
-    """Those that a schema names, or those of its values."""
+    """The types that a schema names, or those of its values."""
     given = schema.get("type")
     if isinstance(given, str):
         return {given}

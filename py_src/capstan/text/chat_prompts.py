@@ -1,4 +1,4 @@
-"""Makes the prompts of conversations, by the chat template and with the values that transformers would take."""
+"""Makes the prompts of conversations, with the chat template and transformers' values."""
 
 from __future__ import annotations
 
@@ -16,20 +16,19 @@ THINKING = ("enable_thinking", "thinking")
 """Variables of chat templates: Qwen's and SmolLM3's, Granite's and DeepSeek's."""
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 OWN = ("messages", "tools", "add_generation_prompt", "template_str")
-"""These arguments of a prompt do not reach its template as variables of the caller."""
+"""Arguments of a prompt that are not passed to its template as variables of the caller."""
 PROBE = "probe"
 MAIN = "chat_template.jinja"
 MORE = "additional_chat_templates/"
 
 
 class ChatTemplates:
-    """The chat templates of a model by their names; one without a name is called default."""
+    """The chat templates of a model by name; a template without a name is called default."""
 
     def __init__(self, config: Mapping[str, Any], given: Mapping[str, str] | None) -> None:
-        """`config` is the content of tokenizer_config.json; templates that are `given` take the place of its own.
-        Raises ConfigError."""
+        """`config` is the content of tokenizer_config.json; `given` templates replace its own. Raises ConfigError."""
         found = of_config(config) if given is None else given
-        # An empty one says that there is none.
+        # An empty template means that there is none.
         self._named = {name: text for name, text in found.items() if text}
         tokens = {name: token_text(config.get(name)) for name in SPECIAL_TOKENS}
         self._tokens = {name: text for name, text in tokens.items() if text is not None}
@@ -39,7 +38,7 @@ class ChatTemplates:
 
     @property
     def texts(self) -> str:
-        """All of them."""
+        """The texts of all templates."""
         return "\n".join(self._named.values())
 
     @property
@@ -47,8 +46,9 @@ class ChatTemplates:
         return self._named.get("default")
 
     def choose(self, template: str | None, tools: object) -> str:
-        """The template of that name, or else the text itself; if it is None, the one named tool_use where there are
-        tools, else default. Raises ConfigError if there is none."""
+        """The template of that name, or else the text itself; for None the template named tool_use if there are tools,
+        else default. Raises ConfigError if there is none.
+        """
         if template:
             return self._named.get(template, template)
         name = "tool_use" if tools is not None and "tool_use" in self._named else "default"
@@ -57,7 +57,9 @@ class ChatTemplates:
         where = "tokenizer_config.json: chat_template"
         if self._named:
             names = ", ".join(sorted(self._named))
-            raise ConfigError(f"{where}: there are {names}, and none named default; name one of them as template_str")
+            raise ConfigError(
+                f"{where}: the templates are {names}, without one named default; name one of them as template_str"
+            )
         raise ConfigError(f"{where}: missing; pass template_str, or encode plain text")
 
     def render(
@@ -70,8 +72,8 @@ class ChatTemplates:
         thinking: bool | None,
         variables: Mapping[str, Any],
     ) -> str:
-        """The text of a template. `form` is how the model writes calls of tools; `variables` are those that it has
-        besides the usual ones.
+        """The text of a template. `form` is the model's form of calls of tools; `variables` are those besides the usual
+        ones.
 
         Raises ConfigError if it cannot be rendered, OptionError for unknown variables.
         """
@@ -106,8 +108,9 @@ class ChatTemplates:
 
 
 def as_templates_take(message: Mapping[str, Any], parts_alone: bool) -> dict[str, Any]:
-    """A message without keys whose value is None, which callers of OpenAI's API write for what they leave out and
-    templates would print; its content in a list, for a template that takes no text."""
+    """A message without keys whose value is None: callers of OpenAI's API write these for omitted fields, and templates
+    would print them. For a template that takes no text, its content is put in a list.
+    """
     found = {key: value for key, value in message.items() if value is not None}
     if parts_alone and isinstance(found.get("content"), str):
         found["content"] = [{"type": "text", "text": found["content"]}]
@@ -131,13 +134,11 @@ def takes_parts_alone(template: str) -> bool:
 
 
 def asked_for(thinking: bool | None, variables: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
-    """The values of a template's own variables, of which it knows those. Raises OptionError."""
+    """The values of a template's own variables, `known`. Raises OptionError."""
     unknown = [name for name in variables if name not in known]
     if unknown:
         others = ", ".join(sorted({*known} - {*OWN, *SPECIAL_TOKENS})) or "none"
-        raise OptionError(
-            f"{', '.join(unknown)}: the chat template has no such variable; those that it has are: {others}"
-        )
+        raise OptionError(f"{', '.join(unknown)}: the chat template has no such variable; its variables are: {others}")
     if thinking is None:
         return dict(variables)
     if not {*THINKING} & {*known}:
@@ -147,18 +148,19 @@ def asked_for(thinking: bool | None, variables: Mapping[str, Any], known: Iterab
         )
     twice = [name for name in THINKING if name in variables]
     if twice:
-        raise OptionError(f"thinking and {twice[0]} say the same thing; give one of them")
+        raise OptionError(f"thinking and {twice[0]} have the same meaning; give one of them")
     return {**variables, **dict.fromkeys(THINKING, thinking)}
 
 
 def template_options(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of Tokenizer.apply_chat_template, besides the messages, of a request or a job with `tools`,
-    `thinking` and `chat_template_kwargs`. Raises OptionError."""
+    """The arguments of Tokenizer.apply_chat_template besides the messages, from a request or a job with `tools`,
+    `thinking` and `chat_template_kwargs`. Raises OptionError.
+    """
     options = {"tools": asked.get("tools") or None, "thinking": asked.get("thinking")}
     variables = asked.get("chat_template_kwargs") or {}
     for name in variables:
         if name in OWN or options.get(name) is not None:
-            raise OptionError(f"chat_template_kwargs has {name}, which is an option of its own; leave it out there")
+            raise OptionError(f"chat_template_kwargs has {name}, which is a separate option; leave it out there")
     return {**options, **variables}
 
 

@@ -1,8 +1,8 @@
-"""Chat templates, rendered by Jinja2 with transformers' settings, in the page as on CPython, within a budget.
+"""Chat templates, rendered by Jinja2 with transformers' settings, in the page and on CPython, within a budget.
 
-A template is the model's, not the user's: one that goes on for ever would take the worker along. So everything that it
-makes or reads is charged: what is repeated by its length in the template, results of operators, calls and filters by
-size. An operation that multiplies a size (`"x" * n`, widths, `replace`) is checked before it runs.
+A template comes with the model: an endless one would block the worker. So everything that it makes or reads is charged:
+repeated parts by their length in the template, results of operators, calls and filters by size. An operation that
+multiplies a size (`"x" * n`, widths, `replace`) is checked before it runs.
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ from jinja2.visitor import NodeTransformer
 __all__ = ["render", "variables_of"]
 
 MOST_WORK = 100_000_000
-"""Characters that one rendering makes or reads; an item of a collection and a call count as many as ITEM, a part of the
-body of a loop or macro as PART. A long conversation has WORK_EACH more for each character that is rendered."""
+"""The most characters that one rendering makes or reads; an item of a collection and a call count as ITEM characters, a
+part of the body of a loop or macro as PART. A long conversation has WORK_EACH more for each rendered character.
+"""
 WORK_EACH = 100
 ITEM = 100
 PART = 50
 MOST_GROWN = 10_000_000
-"""Characters that one call may make out of fewer."""
+"""The most characters that one call may make from fewer."""
 MOST_DIGITS = 4300
 """Python's own limit for numbers that are printed."""
 LONGEST_TEMPLATE = 200_000
 NUMBERS_ARE_VALUES = {"default", "d", "int", "float", "sum", "map", "select", "reject", "truncate", "wordwrap"}
-"""Filters whose numbers are no counts."""
+"""Filters whose numbers are not counts."""
 AT_MANY_PLACES = {"expandtabs", "indent", "join", "replace", "tojson", "translate", "wordwrap"}
-"""Functions that put an argument, or as many blanks, at many places of a text."""
+"""Functions that put an argument, or a number of blanks, at many places of a text."""
 MOST_LAZY = 100_000
 COLLECTIONS: tuple[type[Collection[Any]], ...] = (
     list,
@@ -55,7 +56,9 @@ COLLECTIONS: tuple[type[Collection[Any]], ...] = (
 
 
 def render(template: str, variables: Mapping[str, Any]) -> str:
-    """The text of a template. Raises jinja2's errors, those of Python's operations; ValueError beyond the budget."""
+    """The rendered text of a template. Raises jinja2's errors, those of Python's operations, and ValueError beyond the
+    budget.
+    """
     environment, compiled = _compiled(template)
     environment.begin(variables)
     return compiled.render(**variables)
@@ -71,7 +74,7 @@ def variables_of(template: str) -> frozenset[str]:
 @lru_cache(maxsize=4)
 def _compiled(template: str) -> tuple[_Environment, Template]:
     if len(template) > LONGEST_TEMPLATE:
-        raise ValueError(f"it has {len(template)} characters, at most {LONGEST_TEMPLATE} are read; shorten it")
+        raise ValueError(f"it has {len(template)} characters; at most {LONGEST_TEMPLATE} are read: shorten it")
     environment = _Environment()
     return environment, environment.from_string(template)
 
@@ -83,7 +86,7 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """As transformers has it for chat templates: in the given order, and without HTML's escapes."""
+    """JSON in transformers' form for chat templates: in the given order, without HTML's escapes."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -112,7 +115,7 @@ class _Generation(Extension):
 
 
 class _Charged(NodeTransformer):
-    """Puts the environment's own filters where a template loops, compares, and makes values without a call."""
+    """Inserts the environment's own filters where a template loops, compares, or makes values without a call."""
 
     def _repeated(self, node: Any) -> nodes.Node:
         text = sum(len(each.data) for each in node.find_all(nodes.TemplateData))
@@ -168,7 +171,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         for table, foreseen in tables:
             for name, function in table.items():
                 table[name] = self._watched(function, name if foreseen else None)
-        # With a context, since a filter of constants alone would be computed once, while the template is compiled.
+        # With a context, since a filter of only constants would be computed once, while the template is compiled.
         spent = pass_context(lambda context, cost: self._charge(cost))
         self.filters |= {"capstan looped": self._looped, "capstan spent": spent}
         self.filters |= {"capstan made": self._made, "capstan read": self._read}
@@ -177,7 +180,7 @@ class _Environment(ImmutableSandboxedEnvironment):
     def begin(self, variables: Mapping[str, Any]) -> None:
         """Begin a rendering, with the whole budget for these variables."""
         self._weights: dict[int, tuple[Any, int]] = {}
-        """By the address of a collection, which is kept, what it takes."""
+        """By the address of a kept collection, its size."""
         self._most = self._left = MOST_WORK + WORK_EACH * sum(map(self._weight, variables.values()))
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
@@ -198,7 +201,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         if operator in ("*", "**") and isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
             if bits > MOST_DIGITS * 10 // 3:
-                raise ValueError(f"a number of {bits} bits, at most {MOST_DIGITS} digits are computed; make it smaller")
+                raise ValueError(f"a number of {bits} bits; at most {MOST_DIGITS} digits are computed: make it smaller")
         elif operator == "*":
             times, one = (left, right) if isinstance(left, int) else (right, left)
             if isinstance(times, int):
@@ -227,7 +230,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         @wraps(function)
         def watched(*args: Any, **kwargs: Any) -> Any:
             given = (*args[before:], *kwargs.values())
-            # A filter, or a test of one value, does not read what is in it.
+            # A filter, or a test of one value, does not read the value's contents.
             self._charge(ITEM + sum(map(self._size if name or len(given) == 1 else self._weight, given)))
             if name is not None and given:
                 self._foresee(name, given[0], given[1:])
@@ -236,20 +239,20 @@ class _Environment(ImmutableSandboxedEnvironment):
         return watched
 
     def _foresee(self, name: str, receiver: Any, given: Sequence[Any]) -> None:
-        """Refuse a call that would make something long out of less: by a count, by a text at many places."""
+        """Refuse a call that would make a long value from a short one: by a count, or by a text at many places."""
         count = max((abs(each) for each in given if isinstance(each, int)), default=0)
         if name == "format":
             text = str(receiver)
             # Only a `*`, or a field within a field, takes a width from the values.
             from_values = count if "*" in text or re.search(r"\{[^{}]+\{", text) else 0
-            # Numbers of the text around the fields are no widths; fields with names may hold anything.
+            # Numbers in the text around the fields are not widths; named fields may hold anything.
             fields = [text] if re.search(r"%\(|\{[^{}]*\{", text) else re.findall(r"%[-#0 +]*[\d.]*|\{[^{}]*\}", text)
             self._grow(sum(map(int, re.findall(r"\d+", " ".join(fields)))) + from_values)
             return
         if name in NUMBERS_ARE_VALUES:
             count = 0
         if not isinstance(receiver, str | bytes | Iterable) and count > MOST_DIGITS:
-            raise ValueError(f"{name} is given {count}, at most {MOST_DIGITS} is allowed; make it smaller")
+            raise ValueError(f"{name} is given {count}; at most {MOST_DIGITS} is allowed: make it smaller")
         size = max(count, *(self._weight(each) if isinstance(each, dict) else self._size(each) for each in given), 0)
         if name == "replace" and isinstance(given[0], type(receiver)):
             self._grow(receiver.count(given[0]) * size)
@@ -257,23 +260,23 @@ class _Environment(ImmutableSandboxedEnvironment):
             self._grow(self._size(receiver) * size if name in AT_MANY_PLACES else count)
 
     def _size(self, value: Any) -> int:
-        """The items of a value; of an iterator, as many as a range has at most."""
+        """The number of items of a value; for an iterator, the largest range."""
         return len(value) if isinstance(value, Sized) else MOST_LAZY * isinstance(value, Iterator)
 
     def _grow(self, amount: int) -> None:
         if amount > MOST_GROWN:
-            raise ValueError(f"a value of {amount} characters, at most {MOST_GROWN} are made at once; make it shorter")
+            raise ValueError(f"a value of {amount} characters; at most {MOST_GROWN} are made at once: make it shorter")
 
     def _charge(self, amount: int) -> None:
         self._left -= amount
         if self._left < 0:
             raise ValueError(
-                f"it takes {self._most - self._left} characters, an item counting as {ITEM}, and at most {self._most} "
-                "are allowed; shorten its loops, or the conversation"
+                f"it takes {self._most - self._left} characters (an item counts as {ITEM}); at most {self._most} are "
+                "allowed: shorten its loops, or the conversation"
             )
 
     def _made(self, value: Any) -> Any:
-        """A new value: its items are there already, but written it may not be longer than all that may be made."""
+        """A new value: its items already exist, but its written form may not exceed the limit."""
         self._charge(ITEM * len(value) if isinstance(value, COLLECTIONS) else self._weight(value))
         if self._weight(value) > MOST_WORK:
             self._grow(self._weight(value))
@@ -296,7 +299,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             yield item
 
     def _weight(self, value: Any) -> int:
-        """The characters that a value takes when it is written, about; a list that is in two others counts twice."""
+        """The approximate number of characters of a written value; a list in two others counts twice."""
         if isinstance(value, str | bytes):
             return len(value)
         if isinstance(value, int):

@@ -1,9 +1,9 @@
-"""Regular expressions of a tokenizer.json: whether one may take for ever on some text.
+"""Checks whether a regular expression of a tokenizer.json may take exponential time on some text.
 
-The libraries backtrack: where a repeated part can match one text in two ways, as in `(a+)+$`, the ways double with
-each character, and nothing can interrupt them. So expressions are looked at when a tokenizer is made. An expression's
-positions (its characters and sets) and what may follow each are a graph; it is ambiguous if two different walks along a
-loop, or from one loop to another, read the same text. That does harm only if it can still fail after the loop.
+The libraries backtrack: if a repeated part can match one text in two ways, as in `(a+)+$`, the ways double with each
+character, and nothing can interrupt them. So expressions are checked when a tokenizer is made. An expression's
+positions (its characters and sets) and their successors are a graph. The expression is ambiguous if two different walks
+along a loop, or from one loop to another, read the same text; this matters only if it can still fail after the loop.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LONGEST = 10_000
 MOST_POSITIONS = 1_000
 MOST_VISITS = 100_000
 MANY = 10
-"""A repetition of as many times is taken for one without end, a smaller one for that of its ends, up to two."""
+"""A repetition of at least this number counts as unlimited; a smaller one counts as its limits, up to two."""
 _EACH_CATEGORY = "AaǅʰªÀàΩжあ漢한\u0301\u0903\u20dd٣7Ⅷ½‿_-—([)]«»!、+∑$€^`ˆ©🙂 \u00a0\u2028\u2029\u3000\t\r\n\u200b\0"
 _POSIX: dict[str, Callable[[str], bool | None]] = {
     "alpha": str.isalpha,
@@ -46,45 +46,46 @@ _POSIX: dict[str, Callable[[str], bool | None]] = {
     "xdigit": string.hexdigits.__contains__,
     "word": lambda character: character.isalnum() or character == "_",
 }
-"""Classes by name, for ASCII: `punct` has other characters in each library, and so have all beyond ASCII."""
+"""Classes by name, for ASCII: `punct` differs between libraries, and so do all classes beyond ASCII."""
 _FOREIGN = {"Han", "Hiragana", "Katakana", "Hangul", "Thai", "Lao", "Arabic", "Hebrew", "Cyrillic", "Greek"}
 """Scripts without a character of ASCII."""
 _MEMBERS = sorted({*map(chr, range(128)), *_EACH_CATEGORY})
-"""Characters out of every general category, by which sets are compared; those that an expression names come to them."""
+"""Characters of every general category, with which sets are compared; the characters in an expression are added."""
 
 
 _Test = Callable[[str], bool | None]
-"""Whether a character is in a set; None if that is not known."""
+"""Whether a character is in a set; None if unknown."""
 
 
 @lru_cache(maxsize=256)
 def danger(expression: str) -> str | None:
-    """Why an expression may take for ever; None if it does not."""
+    """The reason why an expression may take exponential time; None if it does not."""
     try:
         if len(expression) > LONGEST:
-            raise UnreadError(f"it has {len(expression)} characters, at most {LONGEST} are read")
+            raise UnreadError(f"it has {len(expression)} characters; at most {LONGEST} are read")
         return walks_of(expression).danger()
     except (UnreadError, re.error, OverflowError, RecursionError) as error:
-        return f"it cannot be looked at ({error})"
+        return f"it cannot be checked ({error})"
 
 
 @dataclass
 class Part:
-    """The positions that part of an expression begins and ends with, and in how many ways."""
+    """The first and last positions of a part of an expression, with the number of ways."""
 
     first: Counter[int] = field(default_factory=Counter)
     last: Counter[int] = field(default_factory=Counter)
     final: set[int] = field(default_factory=set)
     """The positions after which nothing can fail any more."""
     empty: int = 0
-    """In how many ways it matches nothing."""
+    """The number of ways in which it matches the empty text."""
     always: bool = False
-    """Whether nothing is always matched."""
+    """Whether it always matches the empty text."""
 
 
 class Walks:
-    """The positions of an expression, and what may follow each. Raises UnreadError and re.error for one that cannot be
-    read."""
+    """The positions of an expression, and the successors of each. Raises UnreadError and re.error for an expression
+    that cannot be read.
+    """
 
     def __init__(self, expression: str) -> None:
         self.tests: list[_Test] = []
@@ -104,7 +105,7 @@ class Walks:
         within = [part for each in self._meanings if isinstance(each, InnerSet) for part in each.parts]
         self._members = frozenset({*_MEMBERS, *map(chr, chain(_named(parsed), *map(_named, within)))})
         self.least = int(parsed.getwidth()[0])
-        """In how many characters it matches at least."""
+        """The smallest number of characters that it matches."""
         self.whole = self._series(list(parsed))
 
     # Parts of an expression.
@@ -162,7 +163,7 @@ class Walks:
             loop = part()
             self._link(loop.last, loop.first)
             if loop.empty and most is not op.MAXREPEAT:
-                # Each of them may match nothing.
+                # Each of these may match the empty text.
                 self._link(loop.last, loop.first)
             if least == 0:
                 loop = Part(loop.first, loop.last, loop.final, 1, True)
@@ -200,7 +201,7 @@ class Walks:
         return self._one(given, True)
 
     def _one(self, code: int, positive: bool) -> _Test:
-        """A test for a character, or for what a private one stands for; `positive` or negated."""
+        """A test for a character, or for the meaning of a private one; `positive` or negated."""
         if 0 <= code - PRIVATE < len(self._meanings):
             test = self._meant(self._meanings[code - PRIVATE])
             return lambda character: _signed(test(character), positive)
@@ -211,7 +212,7 @@ class Walks:
         """The test for a property, a class or a set."""
         if isinstance(meaning, InnerSet):
             parts = [self._holds(*part[0]) for part in meaning.parts]
-            # In all parts: not outside of any.
+            # A character is in all parts if it is outside of none.
             return lambda character: _signed(_any(_signed(part(character), False) for part in parts), meaning.negated)
         if meaning.startswith("["):
             holds, positive = _POSIX.get(meaning.strip("[:^]")), "^" not in meaning
@@ -236,7 +237,7 @@ class Walks:
         """See the module's `danger`."""
         reached = [self.behind(position) for position in range(len(self.follow))]
         loop = [{p for p in found if q in reached[p]} for q, found in enumerate(reached)]
-        """By position, those that are in a loop with it."""
+        """By position, the positions in a loop with it."""
         for q, around in enumerate(loop):
             if around <= self.whole.final or min(around) < q:
                 continue
@@ -270,7 +271,7 @@ class Walks:
             for following in self._steps(waiting.pop(), within):
                 self._visits += 1
                 if self._visits > MOST_VISITS:
-                    raise UnreadError(f"its walks are more than {MOST_VISITS}")
+                    raise UnreadError(f"it has more than {MOST_VISITS} walks")
                 if following not in found:
                     found.add(following)
                     waiting.append(following)
@@ -306,7 +307,7 @@ _CLASSES: dict[Any, Callable[[str], bool]] = {
 
 
 def _any(found: Iterable[bool | None]) -> bool | None:
-    """Whether one is true; None if that is not known."""
+    """Whether one is true; None if unknown."""
     values = set(found)
     return True if True in values else None if None in values else False
 

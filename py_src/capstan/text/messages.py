@@ -1,4 +1,4 @@
-"""Reads the messages and the tools of a conversation, before a chat template gets them unchanged."""
+"""Checks the messages and the tools of a conversation, which a chat template then gets unchanged."""
 
 from __future__ import annotations
 
@@ -35,13 +35,15 @@ FIELDS: dict[str, Check] = {
     "tool_call_id": ("a text", _is_text),
     "name": ("a text", _is_text),
 }
-"""The fields of a message, what each must be, and whether a value is that. None is as if it were left out. Templates
-know other fields, too."""
+"""The fields of a message, their types in words, and their tests. None counts as left out. Templates may know other
+fields, too.
+"""
 
 
 def read_messages(name: str, value: str | Sequence[Message]) -> list[Message]:
-    """Messages, or their JSON, as a list. `name` is what errors call it. Raises OptionError for a value that is no list
-    of objects, for a message without a role or without content, and for a field of a wrong type."""
+    """Messages, or their JSON, as a list; errors call it `name`. Raises OptionError for a value that is not a list of
+    objects, for a message without a role or without content, and for a field of a wrong type.
+    """
     messages = _objects(name, value, '{"role": "user", "content": "..."}')
     for place, message in enumerate(messages):
         _require_fields(f"{name}[{place}]", message)
@@ -49,7 +51,7 @@ def read_messages(name: str, value: str | Sequence[Message]) -> list[Message]:
 
 
 def read_tools(name: str, value: str | Sequence[Message]) -> list[Message]:
-    """Tools, or their JSON, as a list. Raises OptionError for what is no list of objects."""
+    """Tools, or their JSON, as a list. Raises OptionError for a value that is not a list of objects."""
     return _objects(name, value, '{"type": "function", "function": {"name": "..."}}')
 
 
@@ -72,7 +74,7 @@ def _require_fields(name: str, message: Message) -> None:
             raise OptionError(f"{name}.{field} is {clipped(given[field])}; it must be {wanted}")
     if "role" not in given:
         raise OptionError(f"{name}.role: missing; give 'system', 'user', 'assistant' or one that the template knows")
-    # An assistant's message may be calls of tools, or thoughts, alone.
+    # An assistant's message may consist only of calls of tools, or of thoughts.
     if "content" not in given and not (given["role"] == "assistant" and len(given) > 1):
         raise OptionError(f"{name}.content: missing; give a text, or tool_calls in a message of the assistant")
 
@@ -82,9 +84,10 @@ UNHEARD = ("audio", "audio_url", "input_audio", "video", "video_url")
 
 
 def without_pictures(messages: Sequence[Message]) -> tuple[list[Message], list[Any]]:
-    """Messages as chat templates take them, with `{"type": "image"}` for each picture, and the pictures in their order:
+    """Messages in the form for chat templates, with `{"type": "image"}` for each picture, and the pictures in order:
     the field `image` of such a part, or the content of a `data:` address in OpenAI's `image_url`. Raises OptionError
-    for other addresses, and for sounds and videos."""
+    for other addresses, and for sounds and videos.
+    """
     pictures: list[Any] = []
     shown = [
         {
@@ -103,7 +106,7 @@ def bare(part: Any, where: str, pictures: list[Any]) -> Any:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind in UNHEARD:
         raise OptionError(
-            f"{where}.type is {kind!r}: no model hears or watches in a chat; capstan.Transcriber turns speech into text"
+            f"{where}.type is {kind!r}: chats take no sounds and videos; capstan.Transcriber turns speech into text"
         )
     if kind not in ("image", "image_url"):
         return part
@@ -126,4 +129,4 @@ def data_of(given: Any, where: str) -> bytes:
     try:
         return b64decode(unquote_to_bytes(data), validate=True) if about.endswith(";base64") else unquote_to_bytes(data)
     except ValueError as error:
-        raise OptionError(f"{where}.url is no base64 ({error}); encode the file again") from error
+        raise OptionError(f"{where}.url is not base64 ({error}); encode the file again") from error

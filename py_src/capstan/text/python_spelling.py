@@ -11,7 +11,7 @@ from typing import Any
 __all__ = ["PRIVATE", "InnerSet", "PythonSpelling", "UnreadError"]
 
 MOST_WITHIN = 10
-"""Sets in each other."""
+"""The deepest nesting of sets."""
 PRIVATE = 0xF0000
 """The first of the characters that stand for properties while Python reads an expression."""
 _TOKEN = re.compile(
@@ -19,7 +19,7 @@ _TOKEN = re.compile(
     r"|(?P<posix>\[:\^?\w+:\])|\[\^?\]?|&&|\(\?<(?![=!])|.",
     re.DOTALL,
 )
-# A library reads a line end (\R) and a character with its marks (\X) in one way only, so that each is one position.
+# A library reads a line end (\R) and a character with its marks (\X) in only one way, so that each is one position.
 _SPELLINGS = {
     "|": "|()",
     "(?<": "(?P<",
@@ -32,20 +32,21 @@ _SPELLINGS = {
 
 
 class UnreadError(Exception):
-    """An expression with another syntax than Python's, or with too many positions."""
+    """An expression with a syntax that Python lacks, or with too many positions."""
 
 
 @dataclass(frozen=True)
 class InnerSet:
-    """A set in another one, or an intersection: the members of each part, as Python reads them."""
+    """A set within another set, or an intersection: the members of each part, as read by Python."""
 
     negated: bool
     parts: list[Any]
 
 
 class PythonSpelling:
-    """Other spellings become Python's, properties private characters. Each `|` gets an empty group after it: without
-    it Python would make one set of `a|A`. Raises UnreadError and re.error."""
+    """Other spellings become Python's, and properties become private characters. Each `|` gets an empty group after it:
+    without it Python would make one set of `a|A`. Raises UnreadError and re.error.
+    """
 
     def __init__(self, expression: str) -> None:
         self.meanings: list[str | InnerSet] = []
@@ -70,7 +71,7 @@ class PythonSpelling:
     def _set(self, opening: str, tokens: Iterator[re.Match[str]], depth: int) -> str:
         """A set after its opening; a private character for one in another set, or an intersection."""
         if depth > MOST_WITHIN:
-            raise UnreadError(f"more than {MOST_WITHIN} sets in each other")
+            raise UnreadError(f"more than {MOST_WITHIN} nested sets")
         parts = ["\\]" if opening.endswith("]") else ""]
         negated = "^" in opening
         for found in tokens:

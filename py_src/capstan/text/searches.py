@@ -1,8 +1,8 @@
-"""Regular expressions whose search takes time with the square of a text.
+"""Regular expressions whose search takes quadratic time.
 
-Each failed try reads on to the end of a run of characters, and the next one begins a character later: `a+b` reads all
-of `aaaa` before it fails. A text may then have only short runs of such characters. It does no harm where another part
-takes the whole run at once, as `\\s+` does behind `\\s+(?!\\S)`.
+Each failed try reads to the end of a run of characters, and the next try begins one character later: `a+b` reads all of
+`aaaa` before it fails. Such runs must then be short. The search is harmless where another part takes the whole run at
+once, as `\\s+` does after `\\s+(?!\\S)`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .expressions import UnreadError, Walks, walks_of
 __all__ = ["LONGEST_RUN", "longest_run", "searched_again"]
 
 LONGEST_RUN = 20_000
-"""Characters of one run that are read again from each of them: about a second."""
+"""The longest run of characters that is read again from each of them, which takes about a second."""
 
 
 @lru_cache(maxsize=256)
@@ -26,12 +26,12 @@ def searched_again(expression: str) -> tuple[Callable[[str], bool], ...]:
     try:
         walks = walks_of(expression)
     except (UnreadError, re.error, OverflowError, RecursionError):
-        return ()  # `danger` refuses it.
+        return ()  # `danger` refuses the expression.
     return tuple(test_of(walks, loop) for loop in loops(walks) if searches_again(walks, loop))
 
 
 def longest_run(text: str, reads: Callable[[str], bool]) -> int:
-    """The length of a run of characters that takes as long to search as all such runs of a text."""
+    """The length of one run of characters whose search takes as long as that of all such runs of a text."""
     known = {character: reads(character) for character in set(text)}
     runs = groupby(map(known.__getitem__, text))
     return int(sum(sum(1 for _ in run) ** 2 for read, run in runs if read) ** 0.5)
@@ -58,9 +58,11 @@ def searches_again(walks: Walks, loop: frozenset[int]) -> bool:
 
 
 def taken_at_once(walks: Walks, loop: frozenset[int], read: frozenset[str]) -> bool:
-    """Whether another repeated part, which cannot fail, takes the whole run, and nothing before it a piece of the run.
+    """Whether another repeated part, which cannot fail, takes the whole run, and no part before it takes a piece of the
+    run.
 
-    A match that first repeats a set of the whole run takes all of it that it ever can, so that only a rest is left.
+    A match that first repeats a set of the whole run takes the longest possible piece at once, so that only a rest is
+    left.
     """
     whole = {p for p, after in enumerate(walks.follow) if p in after and read <= walks.matched(p)}
     behind = {p for q in whole | loop for p in walks.behind(q)}

@@ -1,4 +1,6 @@
-"""Token ids, one at a time, to text that can be shown: whole characters, and nothing that may begin a stop string."""
+"""Turns token ids, one at a time, into text that can be shown: whole characters, without a possible start of a stop
+string.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,9 @@ __all__ = ["StoppingStream", "TextStream", "alike"]
 
 REPLACEMENT = "\ufffd"
 HELD_TOKENS = 4
-"""A character is at most 4 bytes, so at most 4 tokens; what is not whole after that many is not UTF-8."""
+"""A character has at most 4 bytes, so at most 4 tokens; a character that is incomplete after these is not UTF-8."""
 WINDOW_TOKENS = 64
-"""Most tokens decoded again for one more, reached only in text that is not UTF-8."""
+"""The most tokens that are decoded again for one more; reached only in text that is not UTF-8."""
 
 
 class TextStream:
@@ -22,22 +24,22 @@ class TextStream:
     without the new one, and the difference is the delta. Replacement characters at its end may be an incomplete
     character and are held back; `flush` releases them.
 
-    `before` are the ids in front of the first one, whose text is not given out: the deltas are what is added to it. An
-    answer's first space, which a decoder drops at the beginning of a text, is there then.
+    `before` are the ids before the first one, whose text is not returned: the deltas are the text added to it. This
+    keeps an answer's first space, which a decoder drops at the beginning of a text.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str], before: Sequence[int] = ()) -> None:
         self._decode = decode
         self._window = context_of(decode, before)
         self._before = decode(self._window) if self._window else ""
-        """The text before, until something was given out; its last character may be one that the next ids complete."""
+        """The preceding text, until the first delta; the next ids may complete its last character."""
         self._shown = len(self._window)
-        """Ids of the window whose text is whole: where the next window may start."""
+        """The number of the window's ids with complete text, after which the next window may start."""
         self._sent = len(self._before)
-        """Characters of the window's text that were given out."""
+        """The number of characters of the window's text that were returned."""
 
     def push(self, token_id: int) -> str:
-        """The text that this id completes, all of its whole characters; empty for special tokens."""
+        """The complete characters of the text up to this id; empty for special tokens."""
         self._window.append(token_id)
         text = self._decode(self._window)
         if self._before:
@@ -69,7 +71,9 @@ class TextStream:
         return delta
 
     def _cut(self, rest: str) -> None:
-        """Keep the last ids alone, where each of many ends within a character, if their text ends in `rest`, too."""
+        """Keep only the last ids, if many ids each end within a character and the last ids' text also ends in
+        `rest`.
+        """
         last = self._window[-2 * HELD_TOKENS :]
         text = self._decode(last)
         if text.endswith(rest):
@@ -86,13 +90,13 @@ class TextStream:
 
 
 def alike(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """How many items two sequences begin with alike."""
+    """The length of the common start of two sequences."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def context_of(decode: Callable[[Sequence[int]], str], before: Sequence[int]) -> list[int]:
-    """The last of some ids that have text together: as many as a character has at least, if there are so many."""
+    """The last ids that have text together: at least the number that a character may have, if there are enough."""
     count = HELD_TOKENS
     while count < min(len(before), WINDOW_TOKENS) and not decode(before[-count:]):
         count *= 2
@@ -100,13 +104,13 @@ def context_of(decode: Callable[[Sequence[int]], str], before: Sequence[int]) ->
 
 
 class StoppingStream:
-    """A TextStream whose text ends before the first stop string. Text that could begin one is held back."""
+    """A TextStream whose text ends before the first stop string. A possible start of a stop string is held back."""
 
     def __init__(
         self, decode: Callable[[Sequence[int]], str], stops: Sequence[str] = (), before: Sequence[int] = ()
     ) -> None:
         self.text = ""
-        """The text that was given out."""
+        """The text that was returned."""
         self.stopped: str | None = None
         """The stop string that was met."""
         self._stops = tuple(stops)

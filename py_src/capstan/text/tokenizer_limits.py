@@ -1,7 +1,8 @@
-"""Bounds of time and memory of a tokenizer.json: nothing interrupts its library, so all are checked before the call.
+"""Bounds of time and memory of a tokenizer.json: its library cannot be interrupted, so all bounds are checked before
+the call.
 
-Expressions that take for ever on some text are refused when the tokenizer is made, and so are replacements that make
-too much of a text. Expressions that take time with the square of a text are kept, for texts with short runs alone.
+Expressions that take exponential time on some text are refused when the tokenizer is made, and so are replacements that
+enlarge a text too much. Expressions that take quadratic time are allowed, but only for texts with short runs.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ __all__ = ["TextLimits", "require_bounded"]
 MOST_GROWTH = 1_000
 """The most characters that one character may become."""
 LONGEST_TOKEN = 1_000
-"""Characters of a token that may be looked for at each character of a text: one of a unigram model, or an added one."""
+"""The longest token that may be searched at each character of a text: a token of a unigram model, or an added one."""
 LONGEST_WORD = 500
-"""Characters of a word of which a word piece model may look at each part."""
+"""The longest word of which a word piece model may search each part."""
 PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 LISTS = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "decoder": "decoders"}
 OTHER = "\U0010ffff"
@@ -36,12 +37,12 @@ class TextLimits:
     """The bounds of a tokenizer's texts."""
 
     expressions: tuple[tuple[str, str], ...]
-    """Path and text of each expression that is searched in a text."""
+    """The path and the text of each expression that is searched in a text."""
     normalizers: tuple[Mapping[str, Any], ...]
     """The parts that change a text before these expressions read it."""
 
     def require(self, text: str) -> None:
-        """OptionError for a text that would take long."""
+        """Raise OptionError for a text that would take long."""
         if len(text) <= LONGEST_RUN:
             return
         searches = [(*each, reads) for each in self.expressions for reads in searched_again(each[1])]
@@ -50,26 +51,26 @@ class TextLimits:
             run = len(text) if changed is None else max(longest_run(each, reads) for each in (text, changed))
             if run > LONGEST_RUN:
                 raise OptionError(
-                    f"text: it has {run} characters in a row that tokenizer.json reads again from each of them, by "
-                    f"{path}, {clipped(expression)}; at most {LONGEST_RUN} are read so: give it in parts"
+                    f"text: it has a run of {run} characters that tokenizer.json reads again from each of them, by "
+                    f"{path}, {clipped(expression)}; such a run may have at most {LONGEST_RUN}: give the text in parts"
                 )
 
 
 def require_bounded(content: Mapping[str, Any]) -> TextLimits:
-    """The bounds of the texts; ConfigError for a part that could take any text for ever, with its path."""
+    """The bounds of the texts. Raises ConfigError for a part that could take exponential time, with its path."""
     found = [each for part in PARTS for each in expressions(content.get(part), part)]
     for path, expression in found:
         reason = danger(expression)
         if reason:
             raise ConfigError(
-                f"tokenizer.json: {path}: {clipped(expression)} may take for ever: {reason}; write it so that each "
-                "text is matched in one way, or copy the model's own file again"
+                f"tokenizer.json: {path}: {clipped(expression)} may take exponential time: {reason}; write it so that "
+                "each text is matched in one way, or copy the model's own file again"
             )
     for part in LISTS:
         if growth(list(steps(content.get(part), LISTS[part]))) > MOST_GROWTH:
             raise ConfigError(
-                f"tokenizer.json: {part}: what it puts in place of characters can make more than {MOST_GROWTH} of one; "
-                "copy the model's own file again"
+                f"tokenizer.json: {part}: its replacements can make more than {MOST_GROWTH} characters of one; copy "
+                "the model's own file again"
             )
     require_short_tokens(content)
     require_ids(content)
@@ -79,7 +80,7 @@ def require_bounded(content: Mapping[str, Any]) -> TextLimits:
 
 
 def normalized(text: str, normalizers: Iterable[Mapping[str, Any]]) -> str | None:
-    """A text with the runs of characters that normalizers leave it, None if that is not known of one."""
+    """A text with the runs of characters that normalizers leave; None if that is unknown for a normalizer."""
     for part in normalizers:
         kind: Any = part.get("type")
         pattern = part.get("pattern")
@@ -96,7 +97,7 @@ def normalized(text: str, normalizers: Iterable[Mapping[str, Any]]) -> str | Non
 
 
 def require_short_tokens(content: Mapping[str, Any]) -> None:
-    """ConfigError for tokens and words that would be looked for again and again in a long text."""
+    """Raise ConfigError for tokens and words that would be searched again and again in a long text."""
     model, added = content["model"], content.get("added_tokens")
     vocabulary = model.get("vocab")
     listed = vocabulary if isinstance(vocabulary, list) else []
@@ -106,22 +107,22 @@ def require_short_tokens(content: Mapping[str, Any]) -> None:
         longest = max((len(token) for token in tokens if isinstance(token, str)), default=0)
         if longest > LONGEST_TOKEN:
             raise ConfigError(
-                f"tokenizer.json: {path}: a token has {longest} characters; at most {LONGEST_TOKEN} are taken, "
-                "since it is looked for at each character of a text: copy the model's own file again"
+                f"tokenizer.json: {path}: a token has {longest} characters; at most {LONGEST_TOKEN} are allowed, "
+                "since it is searched at each character of a text: copy the model's own file again"
             )
     most = model.get("max_input_chars_per_word")
     if isinstance(most, int) and most > LONGEST_WORD:
         raise ConfigError(
             f"tokenizer.json: model.max_input_chars_per_word is {most}; it may be at most {LONGEST_WORD}, since each "
-            "part of a word is looked for: set it to 100, as BERT has it"
+            "part of a word is searched: set it to 100, as in BERT"
         )
 
 
 def require_whole_characters(model: Mapping[str, Any]) -> None:
-    """ConfigError for a merge whose second token a prefix would cut inside a character.
+    """Raise ConfigError for a merge whose second token a prefix would cut inside a character.
 
-    Rust's tokenizers takes as many bytes off it as `continuing_subword_prefix` has characters, unchecked: the process
-    may end.
+    Rust's tokenizers removes one byte for each character of `continuing_subword_prefix`, unchecked: the process may
+    end.
     """
     prefix, merges = model.get("continuing_subword_prefix"), model.get("merges")
     if not isinstance(prefix, str) or not prefix or not isinstance(merges, list):
@@ -142,9 +143,9 @@ def cut_inside(text: bytes, at: int) -> bool:
 
 
 def require_ids(content: Mapping[str, Any]) -> None:
-    """ConfigError for an added token whose id the file gives otherwise than its libraries find it.
+    """Raise ConfigError for an added token whose id in the file differs from the libraries' id.
 
-    Rust's tokenizers takes the vocabulary's id, or the next one after all others, whatever the file says.
+    Rust's tokenizers takes the vocabulary's id, or the next one after all others, regardless of the file.
     """
     added, vocabulary = content.get("added_tokens"), content["model"].get("vocab")
     if not isinstance(added, list) or not isinstance(vocabulary, (list, Mapping)):
@@ -162,8 +163,8 @@ def require_ids(content: Mapping[str, Any]) -> None:
         found = known.setdefault(text, max(last + 1, size))
         if found != id_:
             raise ConfigError(
-                f"tokenizer.json: added_tokens: {clipped(text)} has the id {id_}, and its place gives {found}, which "
-                "Rust's tokenizers takes: give ids without gaps behind the vocabulary's, or copy the file again"
+                f"tokenizer.json: added_tokens: {clipped(text)} has the id {id_}, but its place gives {found}, which "
+                "Rust's tokenizers takes: give ids without gaps after the vocabulary's, or copy the file again"
             )
         last = max(last, found)
 
@@ -184,7 +185,7 @@ def expressions(value: Any, path: str) -> Iterator[tuple[str, str]]:
 
 
 def steps(value: Any, inner: str) -> Iterator[Mapping[str, Any]]:
-    """The parts of a sequence in order, or the part alone."""
+    """The parts of a sequence in order, or the single part."""
     if isinstance(value, Mapping):
         within = value.get(inner)
         if isinstance(within, list):
@@ -229,7 +230,7 @@ def growth(parts: list[Mapping[str, Any]]) -> float:
 
 
 def read_by(expression: str) -> tuple[int, Callable[[str], bool]]:
-    """In how many characters an expression matches at least, and whether it can read a character."""
+    """The smallest number of characters that an expression matches, and whether it can read a character."""
     try:
         walks = walks_of(expression)
     except (UnreadError, re.error, OverflowError, RecursionError):

@@ -165,7 +165,7 @@ class Fleet:
         coroutine function. Items and what it returns, `value`, are JSON. See `generate`."""
         path = Path(script) if isinstance(script, Path) or "\n" not in script else None
         if path is not None and not path.is_file():
-            raise OptionError(f"script is {script!r}, which is no file; give a file, or a script's text")
+            raise OptionError(f"script is {script!r}, which is not a file; give a file, or a script's text")
         source = str(script) if path is None else path.read_text(encoding="utf-8")
         job = {"kind": "map", "script": source, "filename": "script.py" if path is None else path.name}
         return self._run(job, items, any_input, out, ordered, batch)
