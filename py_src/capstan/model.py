@@ -252,8 +252,8 @@ class Model:
         return await find_not_finite(self.host, self.folder, self.config, await self._read_graph(DECODER), device, ids)
 
     async def computed_output(self, ids: Sequence[int], name: str) -> HostArray:
-        """An output of the graph besides logits and caches, as its hidden states, after a run over these tokens. It is
-        computed as by `find_not_finite`, and as slow. UnsupportedModelError if no node makes it."""
+        """An output of the graph besides logits and caches, such as its hidden states, after a run over these tokens.
+        It is computed like `find_not_finite`, which is slow. Raises UnsupportedModelError if no node makes it."""
         from .onnxruntime.layered_run import computed_output  # noqa: PLC0415  (in the extra `reference`)
 
         onnx, device = await self._read_graph(DECODER), self._open().device

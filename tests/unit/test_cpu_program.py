@@ -371,9 +371,9 @@ def check_gguf(made: Made, node: subprocess.Popen[str]) -> None:
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        ("nano-float", "no operation of a program is a MatMul"),
+        ("nano-float", "no operation of a program computes a MatMul"),
         ("nano-gemma2", "attention has a soft cap"),
-        ("nano-lora", "adapters of LoRA"),
+        ("nano-lora", "LoRA adapters"),
     ],
 )
 def test_what_no_operation_computes_is_told_by_name(model: str, reason: str) -> None:

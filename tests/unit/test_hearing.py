@@ -223,7 +223,7 @@ def hear(model: genai.Model, given: Any) -> Any:
 
 def test_a_model_of_text_hears_nothing() -> None:
     text = text_model(FIXTURES / "nano-llama")
-    refused(UnsupportedModelError, "takes text only", text.create_multimodal_processor)
+    refused(UnsupportedModelError, "takes only text", text.create_multimodal_processor)
     made = genai.NamedTensors()
     made["audio_features"] = np.zeros((1, 80, 3000), np.float32)
     refused(UnsupportedModelError, "use append_tokens", lambda: generator(genai, text, max_length=20).set_inputs(made))

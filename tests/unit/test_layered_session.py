@@ -311,7 +311,7 @@ async def test_graphs_that_the_kernels_do_not_compute_are_named(
 ) -> None:
     encoder = Encoder(changed(gemma()))
     session = await encoder.open()
-    with pytest.warns(FallbackWarning, match=f"the layers of a vision graph by our kernels: .*{why}"):
+    with pytest.warns(FallbackWarning, match=f"layers of a vision graph on our kernels: .*{why}"):
         assert (await encoder.features(session, 1) == encoder.wanted(1)).all()
     assert (await encoder.features(session, 2) == encoder.wanted(2)).all()
     await session.close()

@@ -255,7 +255,7 @@ def test_a_cut_picture_is_refused_until_all_is_given_again(model: genai.Model) -
 
 def test_a_model_of_text_sees_nothing() -> None:
     text = text_model(FIXTURES / "nano-llama")
-    refused(UnsupportedModelError, "takes text only", text.create_multimodal_processor)
+    refused(UnsupportedModelError, "takes only text", text.create_multimodal_processor)
     made = genai.NamedTensors()
     made["pixel_values"] = np.zeros((1, 3, 64, 64), np.float32)
     refused(UnsupportedModelError, "use append_tokens", lambda: generator(genai, text, max_length=20).set_inputs(made))

@@ -169,7 +169,7 @@ async def test_who_comes_while_buffers_are_made_gets_the_same(
 
 
 def test_a_weight_over_the_adapters_limit_is_refused(shared: SharedWeights, owner: PaperEngine, loads: Loads) -> None:
-    with pytest.raises(OutOfMemoryError, match="weight huge has 1001 bytes and this adapter binds at most 1000"):
+    with pytest.raises(OutOfMemoryError, match="weight huge has 1001 bytes; this adapter binds at most 1000"):
         acquire(shared, loads, spans=[*SPANS, Span("huge", (Part(200, 1001),))])
     assert owner.handles == {}
     assert loads.names == []

@@ -479,10 +479,10 @@ async def test_a_prompt_of_many_runs_has_their_tape_at_once(
     life = Life(graphs)
     decoder = await (await life.load()).row_decoder(1, CAPACITY, unrecorded=True)
     await decoder.row(0).prefill(PROMPT, 0)
-    assert decoder.tape_passes["prefill"].startswith("no run") != made
+    assert decoder.tape_passes["prefill"].startswith("no length") != made
     for _ in range(2):
         await decoder.row(0).prefill(PROMPT, 0)
-    assert not decoder.tape_passes["prefill"].startswith("no run")
+    assert not decoder.tape_passes["prefill"].startswith("no length")
     await life.close()
 
 

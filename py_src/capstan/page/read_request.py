@@ -113,7 +113,7 @@ def base(kind: Any) -> Any:
 
 
 def unknown(what: str, place: str, name: str, known: list[str]) -> str:
-    """The message about an unknown field, which does not show the value: it may be a misspelt token's."""
+    """The message about an unknown field. It does not show the value, which may be a token under a misspelt name."""
     import difflib  # noqa: PLC0415  (for an unknown field only)
 
     nearest = difflib.get_close_matches(name, known, 1)

@@ -68,8 +68,8 @@ class Transcriber:
         return list(self._speech.tokens.languages)
 
     async def prepare_async(self) -> None:
-        """Compile and record now, so that the first sound waits only for itself. Optional; for a model on `webgpu`,
-        others have nothing to prepare."""
+        """Compile and record now, so that the first sound waits only for itself. Optional; only models on `webgpu` have
+        anything to prepare."""
         from ..sound.sound_processor import RATE  # noqa: PLC0415  (numpy: pages that hear)
 
         speech = self._speech
@@ -135,7 +135,7 @@ class Transcriber:
             await listener.aclose()
 
     async def listener(self, options: LiveOptions, vad: str | None = None) -> Listener:
-        """Takes the blocks of `listen`. Raises SoundError, OptionError."""
+        """The listener that takes the blocks of `listen`. Raises SoundError, OptionError."""
         from ..sound.sound_processor import RATE  # noqa: PLC0415  (numpy: pages that hear)
         from .listener import Listener  # noqa: PLC0415  (numpy: pages that hear)
         from .speech_detector import SpeechDetector  # noqa: PLC0415  (numpy: pages that hear)

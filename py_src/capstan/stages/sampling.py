@@ -161,7 +161,7 @@ def sample(
     stages = options.stages()
     known = Row(position, tokens, prompt, allowed)
     edits = [stage.edit for stage in stages if stage.edit is not None and stage.due(options, known)]
-    # The keys of all tokens that may weigh anything: the others come after them in the order and add nothing.
+    # Keys of all tokens with a possible weight; the others come later in the order and add nothing.
     row_of = None if any(stage.allowed for stage in stages) else _finite_row(logits, values)
     if row_of is not None:
         for edit in edits:
@@ -306,7 +306,7 @@ class RowKeys:
 
 
 def _finite_row(logits: object, values: bytes | memoryview) -> RowKeys | None:
-    """A copy of the logits as floats; None where one is not finite: NaN is ordered unlike its key."""
+    """A copy of the logits as floats; None if one is not finite, since NaN is not ordered like its key."""
     row = array("f")
     row.frombytes(values)
     peaks = logits.peaks if isinstance(logits, PeakedLogits) else None

@@ -119,8 +119,8 @@ def as_templates_take(message: Mapping[str, Any], parts_alone: bool) -> dict[str
 
 @lru_cache(maxsize=4)
 def takes_parts_alone(template: str) -> bool:
-    """Whether a template that knows pictures writes the texts of content parts only (SmolVLM's), and nothing of a
-    content that is a text."""
+    """Whether a template that knows pictures writes only the texts of content parts (SmolVLM's), and ignores a content
+    that is a text."""
     from .chat_template import render  # noqa: PLC0415  (jinja2 takes long to import)
 
     def writes(content: Any) -> bool:

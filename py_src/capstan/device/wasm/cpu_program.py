@@ -54,7 +54,7 @@ BLOCK = 32
 """Activations that share a scale."""
 FLOAT = 4
 LARGEST_HEAD = 512
-"""Elements of a head."""
+"""Most elements of a head."""
 
 
 class Kind(IntEnum):
@@ -158,11 +158,11 @@ class CpuProgram:
         return self.words[::WORDS].count(Kind.PRODUCT)
 
     def waits(self, tokens: int) -> int:
-        """How often the threads of a run of so many tokens wait for one another."""
+        """How often the threads of a run of `tokens` tokens wait for one another."""
         return sum(bool(each & (1 if tokens == 1 else 2)) for each in self.words[WAITS::WORDS])
 
     def about(self, threads: int) -> str:
-        """How it runs, for people."""
+        """How a step runs, for reports."""
         in_threads = "1 thread" if threads == 1 else f"{threads} threads, which wait {self.waits(1)} times"
         return (
             f"each step is a program of {self.operations} operations on the CPU, {self.products} of them products "

@@ -80,13 +80,13 @@ class Value:
     reads: int = 0
     """The number of reads by nodes that are still to come."""
     quantized: tuple[int, int] | None = None
-    """The address and the bytes of the same in 8 bits."""
+    """The address and the bytes of the same activation in 8 bits."""
     share: Share = BY_ROWS
-    """How the threads that made it share it."""
+    """How the threads that computed it shared the work."""
     whole: Value | None = None
-    """The value of whose rows it is a part."""
+    """The value whose rows include those of this one."""
     norm: HeadNorm | None = None
-    """The norm of each head of it, which attention computes."""
+    """The norm of each of its heads; attention computes it."""
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,7 @@ def form_of(source: WideWeight | UnpackedWeight, entry: WeightEntry) -> int:
     if packing is None or len(entry.dims) != 2:
         return -1
     if k % BLOCK:
-        raise UnknownGraphError(f"a weight has {k} columns, no multiple of {BLOCK}")
+        raise UnknownGraphError(f"a weight has {k} columns, not a multiple of {BLOCK}")
     assert kind is not None
     return form_bits(packing.bits, packing.block, SCALES.get(kind, Scales.FLOATS))
 

@@ -239,7 +239,7 @@ class Planner:
         place = 0 if isinstance(self._values.get(node.input[0]), Value) else 1
         x, bias = self._value(node, place), self._weights.floats(node, 1 - place)
         if x.reads != 1 or bias.k != x.width or x.row != FLOAT * x.width:
-            raise UnknownGraphError(f"an Add is no bias ({node.name})")
+            raise UnknownGraphError(f"an Add is not a bias ({node.name})")
         self._add(Kind.BIAS, x, x.address, 0, x.width, 0, 0, bias.address, share=x.share)
         self._also(node.output[0], x)
 
@@ -255,12 +255,12 @@ class Planner:
         given = [self._parts(node, each) for each in (range(3) if names[1] else range(1))]
         places = apart([each for parts in given for each in parts], [heads * head, shared * head, shared * head])
         if places is None or head % 4 or head > LARGEST_HEAD:
-            raise UnknownGraphError(f"attention has heads of another size than its caches ({node.name})")
+            raise UnknownGraphError(f"attention has heads of a different size than its caches ({node.name})")
         q, (q_at, q_row), (k_at, k_row), (v_at, v_row) = given[0][0], *places
         norms = [parts[0].norm for parts in given[:2]]
         sizes = {each.size for parts in given for part in parts if (each := part.norm) is not None}
         if sizes - {head} or any(part.norm for parts in given[2:] for part in parts):
-            raise UnknownGraphError(f"attention has norms of something else than heads of q and k ({node.name})")
+            raise UnknownGraphError(f"attention has norms of values that are not heads of q and k ({node.name})")
         weights = [each.weight if each is not None else 0 for each in (*norms, None)[:2]]
         epsilon = next((each.epsilon for each in norms if each is not None), 0.0)
         half, cos, sin = 0, 0, 0
@@ -355,7 +355,7 @@ class Planner:
         """A constant of int64."""
         tensor = self._constants.get(node.input[place]) if place < len(node.input) else None
         if tensor is None or tensor.data_type != TensorProto.INT64:
-            raise UnknownGraphError(f"input {place} of a {node.op_type} is no constant ({node.name})")
+            raise UnknownGraphError(f"input {place} of a {node.op_type} is not a constant ({node.name})")
         return list(struct.unpack(f"<{len(tensor.raw_data) // 8}q", tensor.raw_data) or tensor.int64_data)
 
     def _parts(self, node: NodeProto, place: int) -> tuple[Value, ...]:
