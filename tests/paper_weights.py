@@ -59,7 +59,7 @@ class PaperServer:
         self.data = data
         self.url = url
         self.etag = etag
-        self.size_told = True
+        self.size_reported = True
         self.listed: str | None = None
         """The SHA-256 that a hub lists for the file."""
         self.sent = 0
@@ -74,7 +74,7 @@ class PaperServer:
         return PaperSource(self)
 
     def identity(self) -> SourceIdentity:
-        size = len(self.data) if self.size_told else None
+        size = len(self.data) if self.size_reported else None
         if self.listed is not None:
             return SourceIdentity(self.url, size, f"sha256 {self.listed}")
         return SourceIdentity(self.url, size, f'etag "{self.etag}"' if self.etag else None)

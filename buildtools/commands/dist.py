@@ -109,12 +109,12 @@ def static_folder(target: Path, url: str | None = None) -> Path:
     copy_licences(target)
     unpack_snapshot(target)
     if url is not None:
-        tell_address(target / "index.html", url)
+        write_address(target / "index.html", url)
     work_offline(target)
     return target
 
 
-def tell_address(page: Path, url: str) -> None:
+def write_address(page: Path, url: str) -> None:
     """Name the page and its preview picture by whole addresses: sites that show a preview take no others."""
     text = page.read_text(encoding="utf-8")
     text = re.sub(r'(<meta property="og:image" content=")\./', rf"\g<1>{url}", text, count=1)

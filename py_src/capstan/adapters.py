@@ -128,26 +128,26 @@ class Adapters:
 
 async def adapter_file(model: Model, path: str, what: str) -> tuple[bytes, str]:
     """The bytes of an adapter file, at most MAX_BYTES, and its name in messages."""
-    told = f"{what} ({path})"
-    local = local_file(Path(path), told)
+    named = f"{what} ({path})"
+    local = local_file(Path(path), named)
     if local is not None:
-        return local, told
+        return local, named
     folder = model.folder
     below = path.removeprefix(folder)
     parts = unquote(below).replace("\\", "/").split("/")
     if not below or not parts[0] or ".." in parts or ":" in below:
         raise ModelFileError(
-            f"{told}: there is no such file, and no such address below the model's folder {folder}; give an existing "
+            f"{named}: there is no such file and no such address below the model's folder {folder}; give an existing "
             "path, a file of the model's folder, or the file's bytes"
         )
-    return await model.host.read(folder, below, MAX_BYTES), told
+    return await model.host.read(folder, below, MAX_BYTES), named
 
 
-def local_file(file: Path, told: str) -> bytes | None:
+def local_file(file: Path, named: str) -> bytes | None:
     """The bytes of a file in Python's file system; None if there is none."""
     if not file.is_file():
         return None
-    require_size(file.stat().st_size, told)
+    require_size(file.stat().st_size, named)
     return read_file(file, MAX_BYTES)
 
 

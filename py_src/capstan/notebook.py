@@ -82,9 +82,9 @@ class Timeline:
     def __repr__(self) -> str:
         if not self.times:
             return "no tokens"
-        told = [f"{len(self.times)} token{'s' * (len(self.times) > 1)}", f"the first after {self.times[0]:.0f} ms"]
+        described = [f"{len(self.times)} token{'s' * (len(self.times) > 1)}", f"the first after {self.times[0]:.0f} ms"]
         rate = self.tokens_per_second
-        return ", ".join([*told, f"then {rate:.1f} a second"] if rate is not None else told)
+        return ", ".join([*described, f"then {rate:.1f} a second"] if rate is not None else described)
 
     def _repr_html_(self) -> str:
         """Tokens over time: a step for each token, so that bursts and pauses are visible."""

@@ -116,9 +116,9 @@ def shown(function: Any) -> Any:
     options = inspect.unwrap(function).__globals__[kinds[0][len("Unpack[") : -1]]
     signature = inspect.signature(function)
     parameters = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
-    told = typing.get_type_hints(options, include_extras=True)
+    described = typing.get_type_hints(options, include_extras=True)
     for name, kind in typing.get_type_hints(options).items():
-        default = getattr(getattr(told[name], "__metadata__", (None,))[-1], "default", None)
+        default = getattr(getattr(described[name], "__metadata__", (None,))[-1], "default", None)
         written = re.sub(r"\b[\w.]+\.(?=\w)", "", inspect.formatannotation(kind))
         keyword = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=written)
         parameters.append(keyword)
@@ -317,8 +317,10 @@ def mapping_of(parts: tuple[Any, ...]) -> Test:
             return False
         return not isinstance(value, dict) or all(key.allows(name) and item.allows(value[name]) for name in value)
 
-    told = [f"each {what} is {test.wanted}" for what, test in (("key", key), ("value", item)) if test is not ANYTHING]
-    return Test(f"a dict in which {', '.join(told)}" if told else "a dict", holds)
+    described = [
+        f"each {what} is {test.wanted}" for what, test in (("key", key), ("value", item)) if test is not ANYTHING
+    ]
+    return Test(f"a dict in which {', '.join(described)}" if described else "a dict", holds)
 
 
 def public_names(base: type) -> list[str]:

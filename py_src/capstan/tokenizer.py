@@ -248,8 +248,8 @@ class Tokenizer:
         """
         given = None if tools is None or tools == "" else read_tools("tools", tools)
         template = self._templates.choose(template_str, given)
-        told, form = read_messages("messages", messages), self.answer_format
-        return self._templates.render(template, told, form, given, add_generation_prompt, thinking, variables)
+        described, form = read_messages("messages", messages), self.answer_format
+        return self._templates.render(template, described, form, given, add_generation_prompt, thinking, variables)
 
     def create_stream(self) -> TokenizerStream:
         """A decoder for ids that arrive one at a time."""

@@ -114,7 +114,7 @@ class Digests:
         self._wait = wait
         self._lock = threading.Lock()
         self._under_way: dict[Key, Future[Manifest]] = {}
-        self._said: set[str] = set()
+        self._reported: set[str] = set()
         self.hashed: list[Path] = []
         """The files that were read through."""
 
@@ -206,6 +206,6 @@ class Digests:
 
     def _say(self, text: str) -> None:
         """Once."""
-        if text not in self._said:
-            self._said.add(text)
+        if text not in self._reported:
+            self._reported.add(text)
             say(text)

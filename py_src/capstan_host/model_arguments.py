@@ -209,7 +209,7 @@ def facts(model: Path) -> dict[str, Any] | None:
     """The name of a model and how its tokens are picked (ModelFacts in web/src/wire/protocol.ts); None for a
     repository, and for files that cannot be read, which the load explains."""
     from capstan.errors import CapstanError
-    from capstan.loading.opening import search_options, told_facts
+    from capstan.loading.opening import facts_report, search_options
     from capstan.model_files.genai_config import parse_genai_config
     from capstan.model_files.gguf.gguf_config import gguf_config
     from capstan.model_files.gguf.shards import joined
@@ -224,7 +224,7 @@ def facts(model: Path) -> dict[str, Any] | None:
         else:
             return None
         named = replace(config, stated=replace(config.stated, bytes=bytes_of(model)))
-        return told_facts(facts_of(named, str(model)), search_options(config))
+        return facts_report(facts_of(named, str(model)), search_options(config))
     except (CapstanError, CommandError, OSError):
         return None
 

@@ -7,7 +7,7 @@ wheel of sglang 0.5.23 unpacked, in an environment with transformers 5.24.0, Jin
     python tests/answers/make_answers.py LLAMA_CPP JUDGE SGLANG
 
 LLAMA_CPP is the folder of llama.cpp, JUDGE the program of judge.cpp beside this file, linked with llama.cpp's common/,
-SGLANG the folder of the unpacked wheel. The templates are not kept: `told_by` has the texts by which each is told.
+SGLANG the folder of the unpacked wheel. The templates are not kept: `known_by` has the texts by which each is told.
 """
 
 from __future__ import annotations
@@ -133,9 +133,9 @@ CASES: tuple[tuple[str, str, str], ...] = (
 """Templates, the detector of sglang that judges where llama.cpp does not read the form, and answers."""
 
 
-def told_by(template: str) -> str:
+def known_by(template: str) -> str:
     """The texts of a template by which its family is recognised."""
-    groups = answer_format(template, frozenset()).told_by
+    groups = answer_format(template, frozenset()).known_by
     found = next(group for group in groups if all(text in template for text in group))
     return " ".join([*found, *(["[THINK]"] if "[THINK]" in template else [])])
 
@@ -194,7 +194,7 @@ def read_by_others(templates: Path, program: str, sglang: str) -> list[dict[str,
                 "answer": (message.get("content") or "").strip(),
             }
             read["calls"] = calls
-        about = {"template": name, "told_by": told_by(template), "judge": detector or "llama.cpp", "begun": begun}
+        about = {"template": name, "known_by": known_by(template), "judge": detector or "llama.cpp", "begun": begun}
         cases.append({**about, "text": answer, **read})
     return cases
 
@@ -231,7 +231,7 @@ def written_by_templates(templates: Path) -> list[dict[str, Any]]:
             print(f"{file.stem}: calls that begin otherwise")
             continue
         text = text[text.rindex(mark) :]
-        found.append({"template": file.stem, "told_by": told_by(template), "text": text})
+        found.append({"template": file.stem, "known_by": known_by(template), "text": text})
     return found
 
 

@@ -67,7 +67,7 @@ class HubServer(ThreadingHTTPServer):
         self.requests: list[Request] = cdn.requests
         self.replaced: dict[str, Replaced] = cdn.replaced
         """By the name of a file."""
-        self.tells_sizes = True
+        self.reports_sizes = True
         """Whether the list of a repository's files has their sizes."""
         super().__init__(("127.0.0.1", 0), HubHandler)
 
@@ -212,7 +212,7 @@ class HubHandler(Handler):
         files = []
         for file in sorted(path for path in found.folder.rglob("*") if path.is_file()):
             listed: dict[str, object] = {"rfilename": file.relative_to(found.folder).as_posix()}
-            if self.server.tells_sizes:
+            if self.server.reports_sizes:
                 listed["size"] = file.stat().st_size
                 if LARGE.search(file.name):
                     listed["lfs"] = {"sha256": hashlib.sha256(file.read_bytes()).hexdigest()}

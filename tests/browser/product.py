@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from tests.browser.kernel_page import BOUND, EPSILON, UNTOUCHED, KernelPage, guarded, results
 from tests.browser.packed_weights import PackedWeights
 
-__all__ = ["EPSILON_BEHIND", "MOST_SPLITS", "Problem", "Product", "compare"]
+__all__ = ["EPSILON_INNER", "MOST_SPLITS", "Problem", "Product", "compare"]
 
 HALF_BOUND = 2.0**-10
-EPSILON_BEHIND, FACTOR = 0.3, 2.5
+EPSILON_INNER, FACTOR = 0.3, 2.5
 HEAD, MOST_SPLITS, POSITIONS = 32, 8, 64
 """Elements of a head of attention, the most splits of its positions, and positions of a split."""
 ENDINGS = ("", "_up")
@@ -93,7 +93,7 @@ class Problem:
             self.weights = self.packed.numbers().swapaxes(1, 2)
         else:
             self.weights = random.normal(0, 0.05, (matrices, k, n)).astype(np.float16).astype(np.float64)
-        self.gamma, self.gamma_behind = random.uniform(0.5, 1.5, (2, k)).astype(np.float16)
+        self.gamma, self.gamma_inner = random.uniform(0.5, 1.5, (2, k)).astype(np.float16)
         self.beta, self.skip = random.normal(0.3, 1, (2, k)).astype(np.float16)
         self.residual, self.second, self.up = random.normal(0, 3, (3, m, n)).astype(np.float32)
         self.bias, self.bias_up = random.normal(0, 3, (2, n)).astype(np.float32)
@@ -132,7 +132,7 @@ class Problem:
         asked = {
             "gamma": (product.norm, self.gamma.astype(stream)),
             "beta": (product.centered, self.beta.astype(stream)),
-            "gamma_behind": (product.behind, self.gamma_behind.astype(stream)),
+            "gamma_inner": (product.behind, self.gamma_inner.astype(stream)),
             "skip": (product.behind, self.skip.astype(stream)),
             "residual": (product.residual, self.residual),
             "second": (product.second, self.second),
@@ -148,8 +148,8 @@ class Problem:
     def total(self) -> Floats:
         """The sum that the norm before the product reads."""
         x = self.x.astype(np.float64)
-        away = np.sqrt(np.mean(x * x, axis=1, keepdims=True) + EPSILON_BEHIND)
-        return np.asarray(self.skip + x / away * self.gamma_behind)
+        away = np.sqrt(np.mean(x * x, axis=1, keepdims=True) + EPSILON_INNER)
+        return np.asarray(self.skip + x / away * self.gamma_inner)
 
     def multiplied(self, x: Floats) -> list[tuple[Floats, Floats]]:
         """x by each matrix, and the sums of the absolute products."""

@@ -62,9 +62,9 @@ def test_a_worker_whose_script_says_nothing_is_given_up(blank_page: Page, shared
 
 COUNTING = """{
 const request = GPUAdapter.prototype.requestDevice;
-globalThis.devicesAsked = 0;
+globalThis.devicesRequested = 0;
 GPUAdapter.prototype.requestDevice = function (...given) {
-  globalThis.devicesAsked++;
+  globalThis.devicesRequested++;
   return request.apply(this, given);
 };
 }
@@ -80,11 +80,11 @@ LOAD = """
 import json
 import capstan, js
 
-found = [js.devicesAsked]
+found = [js.devicesRequested]
 async with await capstan.Model.load("/models/nano-llama/", device="webgpu", capture="off"):
-    found.append(js.devicesAsked)
+    found.append(js.devicesRequested)
 async with await capstan.Model.load("/models/nano-llama/", device="webgpu", capture="off"):
-    found.append(js.devicesAsked)
+    found.append(js.devicesRequested)
 print(json.dumps(found))
 """
 ASK = """async (source) => {

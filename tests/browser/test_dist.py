@@ -73,7 +73,7 @@ def test_the_static_folder_generates_without_isolation(browser: Browser, publish
 def test_a_site_whose_address_is_known_has_a_preview_by_whole_addresses(tmp_path: Path) -> None:
     page = Path(shutil.copy(ROOT / "web/demo/index.html", tmp_path))
     url = dist.site_url("https://models.example/capstan")
-    dist.tell_address(page, url)
+    dist.write_address(page, url)
     text = page.read_text()
     assert '<meta property="og:url" content="https://models.example/capstan/" />' in text
     assert '<meta property="og:image" content="https://models.example/capstan/icons/preview.png" />' in text

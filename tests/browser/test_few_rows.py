@@ -14,7 +14,7 @@ from capstan.tape.kernel_plan import MatrixSize, WorkgroupLimits
 from capstan.tape.ops.few_rows import norm_constants, tune_dense_rows, tune_rows
 from capstan.tape.ops.matrix_tiling import FewRowsTiling
 from tests.browser.kernel_page import EPSILON, KernelPage, guarded, results
-from tests.browser.product import EPSILON_BEHIND, Product, compare
+from tests.browser.product import EPSILON_INNER, Product, compare
 from tests.extended import pairwise
 
 LIMITS = [WorkgroupLimits(), WorkgroupLimits(software=True), *(WorkgroupLimits(lanes) for lanes in (4, 8, 16, 32, 64))]
@@ -120,12 +120,12 @@ def test_rows_are_normalised(kernel_page: KernelPage, asked: str, lanes: int) ->
     m, k = 3, 300
     random = np.random.default_rng(lanes)
     x, skip = random.normal(0.3, 1, (2, m, k)).astype(np.float32)
-    gamma, gamma_behind, beta = random.uniform(0.5, 1.5, (3, k)).astype(np.float32)
+    gamma, gamma_inner, beta = random.uniform(0.5, 1.5, (3, k)).astype(np.float32)
     centered, behind, wide_x = ("centered" in asked, "behind" in asked, "wide" in asked)
     limits = WorkgroupLimits(lanes)
-    constants = {"WIDE": wide_x, "EPSILON": EPSILON, "EPSILON_BEHIND": EPSILON_BEHIND, **norm_constants(k, limits)}
+    constants = {"WIDE": wide_x, "EPSILON": EPSILON, "EPSILON_INNER": EPSILON_INNER, **norm_constants(k, limits)}
     given = {"x": x, "gamma": gamma, **({"beta": beta} if centered else {})}
-    given |= {"gamma_behind": gamma_behind, "skip": skip} if behind else {}
+    given |= {"gamma_inner": gamma_inner, "skip": skip} if behind else {}
     buffers = {name: data.tobytes() for name, data in given.items()}
     buffers |= dict.fromkeys(("total", "normed") if behind else ("normed",), guarded(m * k))
 
@@ -137,7 +137,7 @@ def test_rows_are_normalised(kernel_page: KernelPage, asked: str, lanes: int) ->
 
     wide = x.astype(np.float64)
     if behind:
-        wide = skip + wide / np.sqrt(np.mean(wide * wide, 1, keepdims=True) + EPSILON_BEHIND) * gamma_behind
+        wide = skip + wide / np.sqrt(np.mean(wide * wide, 1, keepdims=True) + EPSILON_INNER) * gamma_inner
         np.testing.assert_allclose(found("total"), wide, rtol=2**-18, atol=2**-20)
     wide = wide - wide.mean(1, keepdims=True) if centered else wide
     wide = wide / np.sqrt(np.mean(wide * wide, 1, keepdims=True) + EPSILON) * gamma

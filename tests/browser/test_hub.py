@@ -48,7 +48,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
 @pytest.fixture(autouse=True)
 def forget(hub: HubServer) -> None:
     hub.requests.clear()
-    hub.tells_sizes = True
+    hub.reports_sizes = True
     hub.replaced.clear()
 
 
@@ -123,7 +123,7 @@ def test_weights_are_stored_and_read_from_there_the_next_time(
 ) -> None:
     if not sizes:
         scripts.expect("403")
-    hub.tells_sizes = sizes
+    hub.reports_sizes = sizes
     model = named(hub, "nano/llama" if sizes else "nano/untold")
     harness.reply({"kind": "models", "action": "evict", "which": None})
     generated(harness, {**model, "revision": "main"}, device="wasm")
@@ -206,14 +206,14 @@ def test_other_bytes_than_a_hub_lists_are_refused_at_the_first_too_many(
     OTHER_BYTES["other ones"][1].data = tokenizer.replace(b"0", b"1")
     for what, (name, replaced, said) in OTHER_BYTES.items():
         hub.replaced = hub.cdn.replaced = {name: replaced}
-        hub.tells_sizes = what != "packed ones"
+        hub.reports_sizes = what != "packed ones"
         harness.reply({"kind": "models", "action": "evict", "which": f"{hub.url}/nano/replaced"})
         assert re.search(f"/{name}: {said}", refusal(harness, model)), what
         done = harness.exec(REFUSED_LOAD, [], [hub.url])
         assert done.stdout.startswith(f"ModelFileError {hub.url}/nano/replaced/resolve/"), done
         assert replaced.sent < 200 * len(ZEROS), what
     hub.replaced = hub.cdn.replaced = {}
-    hub.tells_sizes = True
+    hub.reports_sizes = True
     assert generated(harness, model, device="wasm")["token_ids"] == oracle.greedy(LLAMA, PROMPT, 12)
 
 

@@ -144,10 +144,10 @@ def test_positions_of_one_sequence_in_one_dispatch(
 def attend_along(kernel_page: KernelPage, step: Step, plans: Plans, first: int, lanes: int) -> Run:
     """Run all three kernels over positions of one sequence; `qkv` of the step has a row for each."""
     state = np.array([first, *[7] * 7], np.uint32)
-    return attend_behind(kernel_page, step, plans, step.caches(first), state, first + len(step.qkv) - 1, lanes)
+    return attend_after(kernel_page, step, plans, step.caches(first), state, first + len(step.qkv) - 1, lanes)
 
 
-def attend_behind(
+def attend_after(
     kernel_page: KernelPage, step: Step, plans: Plans, caches: Sequence[Any], state: Any, last: int, lanes: int
 ) -> Run:
     """Run all three kernels over these caches, with workgroups for `last` positions."""
@@ -197,7 +197,7 @@ def test_tokens_of_several_sequences_in_one_dispatch(
         state[:, 0], state[:, 1] = lengths, rows
         before = [steps[row].caches(firsts.get(row, 1)) for row in range(4)]
         caches = [np.stack([pair[i] for pair in before]) for i in (0, 1)]
-        found = attend_behind(kernel_page, replace(one, qkv=qkv), plans, caches, state, max(lengths), lanes)
+        found = attend_after(kernel_page, replace(one, qkv=qkv), plans, caches, state, max(lengths), lanes)
         bound = BOUNDS[shape.element]
         keys, values = [{row: getattr(steps[row], name).copy() for row in steps} for name in ("keys", "values")]
         for place, (row, length) in enumerate(zip(rows, lengths, strict=True)):

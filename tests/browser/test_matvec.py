@@ -10,7 +10,7 @@ import pytest
 from capstan.tape.kernel_plan import WorkgroupLimits
 from capstan.tape.ops.gemv_int4 import MatvecTuning, tune_matvec
 from tests.browser.kernel_page import EPSILON, KernelPage
-from tests.browser.product import EPSILON_BEHIND, MOST_SPLITS, Product, compare
+from tests.browser.product import EPSILON_INNER, MOST_SPLITS, Product, compare
 
 
 def check(page: KernelPage, case: Product, tuning: MatvecTuning, half: bool = False) -> None:
@@ -20,7 +20,7 @@ def check(page: KernelPage, case: Product, tuning: MatvecTuning, half: bool = Fa
         "BYTES": case.bits == 8,
         "SIXTEENS": case.block == 16,
         "EPSILON": EPSILON,
-        "EPSILON_BEHIND": EPSILON_BEHIND,
+        "EPSILON_INNER": EPSILON_INNER,
         "PREPARED": case.centered or case.behind or case.wide,
         "WIDE": case.wide,
         **case.attended(tuning.lanes),

@@ -195,7 +195,7 @@ def test_what_is_no_picture_is_refused_and_the_next_answer_comes(page: Page) -> 
         ("none", "picture 0 has no bytes"),
         ("cut", "picture 0 is damaged"),
         ("animated", "picture 0 is animated, with 2 frames"),
-        ("wide", "picture 0 has 20000 x 1 pixels; a side may have 16384"),
+        ("wide", "picture 0 has 20000 x 1 pixels; a side may have at most 16384"),
         ("address", "/none.png cannot be read (Error: the server answered 404)"),
         ("fewer", "2 times <start_of_image>, and 1 pictures were given"),
     ):

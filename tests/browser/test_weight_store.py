@@ -527,12 +527,12 @@ def test_a_server_without_ranges_is_read_in_one_stream_and_resumed(origin: Origi
 def test_another_range_than_was_asked_for_is_an_error_and_nothing_of_it_is_stored(told: str, origin: Origin) -> None:
     """Another start, end, length or size, or none told: the body is of the range asked for all the same."""
     origin.interrupt(6 * SHARD)
-    origin.faults.told_range = told
+    origin.faults.reported_range = told
     found = origin.load()
     assert found["error"].startswith(("ModelFileError: ", "WeightsChangedError: ")), found["error"]
     assert f"asked for bytes {6 * SHARD}- and answered with {told or 'a part of the file'}" in found["error"]
     assert [complete for *_, complete, _ in found["stored"]] == [False]
-    origin.faults.told_range = None
+    origin.faults.reported_range = None
     assert origin.load()["stored"] == [WHOLE]
 
 

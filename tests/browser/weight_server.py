@@ -36,7 +36,7 @@ class Faults:
     no_ranges: bool = False
     other_range: str | None = None
     """The range that is sent instead of the requested one."""
-    told_range: str | None = None
+    reported_range: str | None = None
     """The Content-Range that is sent, whatever the body's range; "" for none."""
     no_validators: bool = False
     refusals: list[dict[str, str]] = field(default_factory=list)
@@ -118,8 +118,8 @@ class WeightHandler(StaticHandler):
         super().end_headers()
 
     def send_header(self, keyword: str, value: str) -> None:
-        if keyword == "Content-Range" and self._faults.told_range is not None:
-            value = self._faults.told_range
+        if keyword == "Content-Range" and self._faults.reported_range is not None:
+            value = self._faults.reported_range
             if not value:
                 return
         if not (self._faults.no_validators and keyword in ("ETag", "Last-Modified")):

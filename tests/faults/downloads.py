@@ -63,7 +63,7 @@ async def run(data: bytes) -> None:
                 backing.open_files.clear()
             server.break_at, server.change_at = None, None
             server.corrupt.clear()
-            server.size_told = True
+            server.size_reported = True
             backing.before = lambda operation, name: None
             server.etag = server.etag or "1"
         for stored in await WeightStore(backing).verify():
@@ -90,7 +90,7 @@ def apply(fault: str, place: int, server: PaperServer, backing: PaperBacking, di
         case "change" if not digests:
             server.change_at = 1
         case "untold":
-            server.size_told = False
+            server.size_reported = False
         case "disk":
             backing.before = full
         case "damage":

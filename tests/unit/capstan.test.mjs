@@ -45,7 +45,7 @@ globalThis.setTimeout = (work, milliseconds, ...given) => {
   // Node waits for no deadline of a cancelled request.
   return milliseconds >= 10_000 ? timer.unref() : timer;
 };
-async function nobodyAsks() {
+async function unrequested() {
   for (const work of inVain.splice(0)) work();
   await new Promise((go) => byTheClock(go));
 }
@@ -106,7 +106,7 @@ beforeEach(() => {
   globalThis.origin = "http://page.test";
 });
 afterEach(async () => {
-  await nobodyAsks();
+  await unrequested();
   delete globalThis.Worker;
   delete globalThis.location;
   delete globalThis.origin;
@@ -627,7 +627,7 @@ test("stored models are listed by the names by which they are loaded", async () 
     { model: "http://page.test/models/nano/", bytes: 40, storedBytes: 40, damaged: 0 },
   ]);
   assert.deepEqual([boots.length, ended, boots[0].url], [1, 0, "http://page.test/here/worker.js"]);
-  await nobodyAsks();
+  await unrequested();
   assert.equal(ended, 1);
   const sizes = await Promise.all(
     [undefined, "owner/name", "owner/files:a.gguf", "../models/nano", "owner/other"].map((model) =>
@@ -639,7 +639,7 @@ test("stored models are listed by the names by which they are loaded", async () 
   assert.deepEqual([boots.length, ended], [2, 1], "one worker answers all of a page's questions");
   await Capstan.models.list({ signal: new AbortController().signal });
   assert.deepEqual([boots.length, ended], [3, 2], "who may give up has a worker of its own");
-  await nobodyAsks();
+  await unrequested();
   assert.equal(ended, 3);
 });
 
@@ -673,7 +673,7 @@ test("a store that refuses is told, and its worker ends", async () => {
   const error = { type: "StorageError", message: "another tab has it open", traceback: "" };
   behaviour = ({ reply }) => reply({ ok: false, error });
   const { code, message } = await failure(Capstan.models.delete("owner/name"));
-  await nobodyAsks();
+  await unrequested();
   assert.deepEqual([code, message, ended], ["StorageError", error.message, 1]);
   assert.match((await failure(Capstan.models.list({ folder: "x" }))).message, /^folder: no such option/);
   assert.match(
@@ -695,7 +695,7 @@ test("whether a model fits is told before it is loaded", async () => {
   });
   const [{ model, ...request }] = asked;
   assert.deepEqual([model.repository, request], ["owner/name", { kind: "plan", dtype: "q4f16", device: "webgpu" }]);
-  await nobodyAsks();
+  await unrequested();
   assert.equal(ended, 1);
 });
 

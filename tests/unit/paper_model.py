@@ -120,7 +120,7 @@ class PaperDecoder:
         largest: int = 64,
         eos_at: int | None = None,
         usual: int = 1,
-        behind: int = 0,
+        after_first: int = 0,
         follows: bool = False,
         room: Room | None = None,
         right: int | None = None,
@@ -132,10 +132,10 @@ class PaperDecoder:
         self.tape_passes: dict[str, str] = {}
         self.max_in_flight = in_flight
         self.max_burst = largest
-        self.behind_first = behind
+        self.after_first = after_first
         self.usual_burst = usual
         self.barren_at: int | None = None
-        """The position behind which no token can be picked."""
+        """The position after which no token can be picked."""
         self.eos_at = eos_at
         """The position at which the model picks EOS."""
         self.cache: list[int] = []
@@ -173,10 +173,10 @@ class PaperDecoder:
         self.drafted = 0
         self.records_after = eager
         """The picks before its step is recorded; until then it takes one burst of one pick."""
-        self.recorded = (in_flight, largest, behind)
+        self.recorded = (in_flight, largest, after_first)
         self.recording: asyncio.Future[None] | None = None
         if eager is not None:
-            self.capture, self.max_in_flight, self.max_burst, self.behind_first = "off", 1, 1, 0
+            self.capture, self.max_in_flight, self.max_burst, self.after_first = "off", 1, 1, 0
         """Steps with drafts."""
 
     async def record(self) -> None:
@@ -193,7 +193,7 @@ class PaperDecoder:
         if self.fault is not None:
             raise self.fault
         self.records_after, self.capture = None, "tape"
-        self.max_in_flight, self.max_burst, self.behind_first = self.recorded
+        self.max_in_flight, self.max_burst, self.after_first = self.recorded
 
     async def warm_up(self) -> None:
         assert self.unread == 0, "bursts are under way"

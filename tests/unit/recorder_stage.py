@@ -235,7 +235,7 @@ class Buffers:
         self.about = about
         self.device = self
         at = engine.step.buffer_of
-        self.lent: list[int] = []
+        self.borrowed: list[int] = []
         self.spans = {"logits": self.span(at[engine.small.logits]), "state": DeviceSpan(self.held(STATE, 64), 32, 32)}
         for pair, cache in zip(about.cache, engine.small.caches, strict=True):
             self.spans[f"kv {pair.past}"] = self.span(at[cache])
@@ -253,7 +253,7 @@ class Buffers:
 
     def held(self, handle: int, size: int) -> DeviceBuffer:
         return DeviceBuffer(
-            handle, size, GPU, label="", category="io", owner=OWNER, free=lambda: self.lent.remove(handle)
+            handle, size, GPU, label="", category="io", owner=OWNER, free=lambda: self.borrowed.remove(handle)
         )
 
     def span(self, handle: int) -> DeviceSpan:
@@ -267,7 +267,7 @@ class Buffers:
     def allocate(self, size: int) -> DeviceBuffer:
         handle = 5000 + len(self.engine.machine.memory)
         self.engine.machine.memory[handle] = np.zeros(size // 4)
-        self.lent.append(handle)
+        self.borrowed.append(handle)
         return self.held(handle, size)
 
     def copy_tensors(self, pairs: Sequence[tuple[DeviceSpan, DeviceSpan]]) -> None:
@@ -332,7 +332,7 @@ def record(
     check = StepCheck(step.engine, EAGER, *given, probe, window)
     made = asyncio.run(StepRecorder(step, *given, check, passes, verdicts, left_out).record())
     assert engine.dropped == [7]
-    assert buffers.lent == [], "what the check allocates is freed"
+    assert buffers.borrowed == [], "what the check allocates is freed"
     return Outcome(made, engine, buffers)
 
 

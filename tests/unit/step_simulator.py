@@ -359,8 +359,8 @@ class Machine:
 def before(at: Mapping[str, Vector], c: Mapping[str, Any]) -> tuple[Vector, Vector]:
     """The sum that a product's norm reads, and the vector that its weights multiply."""
     total = x = at["x"][: c["K"]]
-    if "gamma_behind" in at:
-        total = x = at["skip"][: c["K"]] + normed(x, at["gamma_behind"], c["EPSILON_BEHIND"])
+    if "gamma_inner" in at:
+        total = x = at["skip"][: c["K"]] + normed(x, at["gamma_inner"], c["EPSILON_INNER"])
     x = x - x.mean() if "beta" in at else x
     x = normed(x, at["gamma"], c["EPSILON"]) if "gamma" in at else x
     return total, x + at["beta"][: c["K"]] if "beta" in at else x
@@ -395,7 +395,7 @@ def matvec_q4(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[int,
         joined = {**c, "BLOCK": c["POSITIONS"], "ALONE_WRITES": True, "WHOLE": False}
         attention_join({"partials": at["partials"], "state": at["state"], "y": at["attended"]}, joined, counts)
         at = {**at, "x": at["attended"]}
-    assert c["PREPARED"] == ("gamma_behind" in at or "beta" in at or c["WIDE"])
+    assert c["PREPARED"] == ("gamma_inner" in at or "beta" in at or c["WIDE"])
     total, x = before(at, c)
     assert c["SIXTEENS"] == (block == 16)
     in_byte = 1 if c["BYTES"] else 2

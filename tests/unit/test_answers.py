@@ -13,7 +13,7 @@ import pytest
 
 from capstan import fallback
 from capstan.fallback import FallbackWarning
-from capstan.generation.answer import AnswerStream, told_parts
+from capstan.generation.answer import AnswerStream, parts_as_json
 from capstan.text.answer_formats import FORMATS, PLAIN, answer_format
 from capstan.text.call_forms import json_text
 from capstan.text.call_values import plain_value
@@ -31,20 +31,20 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def template(told_by: str) -> str:
-    return "{% for tool in tools %}" + told_by + "{% endfor %}"
+def template(known_by: str) -> str:
+    return "{% for tool in tools %}" + known_by + "{% endfor %}"
 
 
 @pytest.mark.parametrize("case", CASES["answers"], ids=lambda case: case["template"])
 def test_an_answer_is_read_as_another_program_reads_it(case: dict[str, Any]) -> None:
-    found = read_anyhow(answer_format(template(case["told_by"]), frozenset()), case["text"], begun=case["begun"])
+    found = read_anyhow(answer_format(template(case["known_by"]), frozenset()), case["text"], begun=case["begun"])
     told = found["reasoning"].strip(), found["answer"].strip(), found["calls"]
     assert told == (case["reasoning"], case["answer"], case["calls"])
 
 
 @pytest.mark.parametrize("case", CASES["history"], ids=lambda case: case["template"])
 def test_a_call_that_a_template_wrote_is_read_back(case: dict[str, Any]) -> None:
-    found = read_anyhow(answer_format(template(case["told_by"]), frozenset()), case["text"])
+    found = read_anyhow(answer_format(template(case["known_by"]), frozenset()), case["text"])
     assert found["calls"] == [["weather", ARGUMENTS]]
 
 
@@ -179,8 +179,8 @@ def test_marks_that_are_special_tokens_are_read() -> None:
     answer = AnswerStream(tokenizer, "", TOOLS, stops=["STOP"])
     told = []
     for token in (0, 1, 2, 3, 4, 5, 6, 0, 7, 8, 9, 10, 2, 11, 12, None):
-        told += told_parts(answer.push(token, "anything"))
-    told += told_parts(answer.end("anything"))
+        told += parts_as_json(answer.push(token, "anything"))
+    told += parts_as_json(answer.end("anything"))
     [thought, call] = told
     assert thought == {"kind": "reasoning", "text": "hm"}
     assert (call["call"]["type"], call["call"]["function"]) == ("function", {"name": "time", "arguments": "{}"})
@@ -202,10 +202,10 @@ def test_an_answer_goes_on_from_tokens_that_are_given() -> None:
         tokenizer.special_ids = special
         answer = AnswerStream(tokenizer, "")
         answer.begin([0, 1])
-        told = told_parts([*answer.push(2, "</think>"), *answer.push(3, "Yes"), *answer.end()])
+        told = parts_as_json([*answer.push(2, "</think>"), *answer.push(3, "Yes"), *answer.end()])
         assert told == [{"kind": "answer", "text": "Yes"}]
     begun = AnswerStream(WordTokenizer(form, words), "<|im_start|>assistant\n<think>\n")
-    assert told_parts([*begun.push(1, "hm"), *begun.end()]) == [{"kind": "reasoning", "text": "hm"}]
+    assert parts_as_json([*begun.push(1, "hm"), *begun.end()]) == [{"kind": "reasoning", "text": "hm"}]
 
 
 def test_json_of_half_a_pair_stays_text() -> None:
@@ -286,4 +286,4 @@ def test_plain_texts_have_the_types_of_their_schemas() -> None:
 def test_an_answer_that_a_schema_holds_has_no_reasoning() -> None:
     tokenizer = WordTokenizer(BY_NAME["Hermes and Qwen"], ["{}"])
     answer = AnswerStream(tokenizer, "<think>\n", in_json=True)
-    assert told_parts([*answer.push(0, "{}"), *answer.end()]) == [{"kind": "answer", "text": "{}"}]
+    assert parts_as_json([*answer.push(0, "{}"), *answer.end()]) == [{"kind": "answer", "text": "{}"}]

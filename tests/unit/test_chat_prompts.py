@@ -85,7 +85,7 @@ def test_templates_are_read_from_the_files_of_a_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        (5, "chat_template: expected a non-empty string, got int"),
+        (5, "chat_template: expected a string, got int"),
         ([{"name": "default"}], r"chat_template\[0\]: expected an object with the strings name and template"),
         ([*NAMED, "x"], r"chat_template\[3\]: expected an object"),
     ],

@@ -16,7 +16,7 @@ from capstan.tape.ops.packed import PACKED
 from tests.looped import looped
 from tests.unit.shader_declarations import PLAIN, declared_bindings, declared_constants, workgroup_bytes
 
-WEIGHTS, SCALES, ZEROS, UP, UP_SCALES, UP_ZEROS, GAMMA, BEHIND, MINIMA = range(21, 30)
+WEIGHTS, SCALES, ZEROS, UP, UP_SCALES, UP_ZEROS, GAMMA, INNER, MINIMA = range(21, 30)
 LIMITS = [
     WorkgroupLimits(),
     WorkgroupLimits(software=True),
@@ -54,10 +54,10 @@ def test_a_norm_is_a_kernel_before_the_product(limits: WorkgroupLimits) -> None:
 
 
 def test_a_sum_that_others_read_is_written_by_the_norm() -> None:
-    asked: dict[str, Any] = {"norm": RmsNorm(GAMMA, 0.5), "behind": RmsNorm(BEHIND, 0.25), "total": True}
+    asked: dict[str, Any] = {"norm": RmsNorm(GAMMA, 0.5), "inner": RmsNorm(INNER, 0.25), "total": True}
     norm, product = kernels(LIMITS[0], 2, 2, **asked)
     assert (norm.bindings["skip"], norm.bindings["total"]) == (Value(2), Value(11))
-    assert norm.bindings["gamma_behind"] == Buffer(BEHIND)
+    assert norm.bindings["gamma_inner"] == Buffer(INNER)
     assert product.bindings["y"] == Value(10)
 
 

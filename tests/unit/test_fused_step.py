@@ -21,7 +21,7 @@ STATE = (77, 512, 32)
 CAPACITY = 300
 WEIGHTS, SCALES, GAMMA, UP, UP_SCALES = 21, 22, 23, 24, 25
 ZEROS, UP_ZEROS = 26, 27
-BETA, BEHIND, EXPONENT, FACTOR = 41, 42, 43, 44
+BETA, INNER, EXPONENT, FACTOR = 41, 42, 43, 44
 COS, SIN, KEY, VALUE = 31, 32, 33, 34
 LIMITS = {
     "every adapter": WorkgroupLimits(),
@@ -83,15 +83,15 @@ SURROUNDED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"x": "recorded 11", "gamma": GAMMA, "beta": BETA, "y": "scratch 1"},
     ),
     "a norm behind the half of a layer": (
-        {"norm": RmsNorm(GAMMA, 0.5), "behind": RmsNorm(BEHIND, 0.25)},
-        {"x": "recorded 11", "gamma": GAMMA, "gamma_behind": BEHIND, "skip": "scratch 0", "y": "scratch 1"},
+        {"norm": RmsNorm(GAMMA, 0.5), "inner": RmsNorm(INNER, 0.25)},
+        {"x": "recorded 11", "gamma": GAMMA, "gamma_inner": INNER, "skip": "scratch 0", "y": "scratch 1"},
     ),
     "that, whose sum others read": (
-        {"norm": RmsNorm(GAMMA, 0.5), "behind": RmsNorm(BEHIND, 0.25), "total": True},
+        {"norm": RmsNorm(GAMMA, 0.5), "inner": RmsNorm(INNER, 0.25), "total": True},
         {
             "x": "recorded 11",
             "gamma": GAMMA,
-            "gamma_behind": BEHIND,
+            "gamma_inner": INNER,
             "skip": "scratch 0",
             "y": "scratch 1",
             "total": "recorded 15",
@@ -141,7 +141,7 @@ def test_what_surrounds_products_binds_what_their_template_declares(
 
 def test_a_gated_product_behind_a_sum_that_binds_too_many_buffers_is_two() -> None:
     """The sum is written by the first of them; the biases are each half's own."""
-    norms: dict[str, Any] = {"norm": RmsNorm(GAMMA, 0.5), "behind": RmsNorm(BEHIND, 0.25)}
+    norms: dict[str, Any] = {"norm": RmsNorm(GAMMA, 0.5), "inner": RmsNorm(INNER, 0.25)}
     what = MatVec(WEIGHTS, SCALES, 96, 64, 32, "f32", up=(UP, UP_SCALES), total=True, bias=True, **norms)
     places = {**GIVEN, 5: Place("recorded", 15), 6: Place("recorded", 16)}
     step = emitted(node(what, (1, 2, 3, 6), (4, 5)), limits=WorkgroupLimits(buffers=9), places=places)

@@ -125,7 +125,7 @@ def made_of(placement: Placement) -> Counter[str]:
         match node.what:
             case MatVec() as what:
                 parts = {
-                    "behind": what.behind is not None,
+                    "inner": what.inner is not None,
                     "total": what.total,
                     "norm": what.norm is not None,
                     "bias": what.bias,

@@ -198,9 +198,9 @@ def test_norms_behind_each_half_of_a_layer() -> None:
     assert small.made(y) == {
         "recorded": 1,
         "product": 5,
-        "product behind total norm gated": 2,
-        "product behind total norm": 2,
-        "product behind norm": 1,
+        "product inner total norm gated": 2,
+        "product inner total norm": 2,
+        "product inner norm": 1,
     }
 
 
@@ -209,7 +209,7 @@ def test_of_two_products_behind_a_sum_the_first_computes_it() -> None:
     y, x = small.skip_norm(small.embedded(), small.norm(small.matmul(small.cos, WIDTH, WIDTH)))
     both = small.add(small.matmul(y, WIDTH, WIDTH), small.matmul(y, WIDTH, WIDTH), WIDTH)
     made = small.made(small.add(both, x, WIDTH))
-    assert made == {"recorded": 1, "product": 2, "product behind total norm": 1, "product norm bias residual": 1}
+    assert made == {"recorded": 1, "product": 2, "product inner total norm": 1, "product norm bias residual": 1}
 
 
 def test_a_sum_that_is_read_before_its_product_stays() -> None:
@@ -322,7 +322,7 @@ def test_products_beside_one_another_share_a_sum_behind_a_norm(last_first: bool)
     placement = check(small, small.sketch.record(), PASSES)
     assert made_of(placement) == {"recorded": 1, "product norm": 2, "beside": 1, "product residual": 1}
     [what] = [node.what for node in placement.nodes if isinstance(node.what, Beside)]
-    assert [(each.behind is not None, each.total) for each in what.products] == [(True, True), (False, False)]
+    assert [(each.inner is not None, each.total) for each in what.products] == [(True, True), (False, False)]
     assert [each.first for each in what.products] == ([96, 0] if last_first else [0, 96])
 
 
@@ -354,7 +354,7 @@ def test_norms_in_float32_between_float16_products(monkeypatch: pytest.MonkeyPat
     assert made_of(placement) == {
         "recorded": 2,
         "product norm": 1,
-        "product behind total norm": 1,
-        "product behind norm": 1,
+        "product inner total norm": 1,
+        "product inner norm": 1,
     }
     assert all(getattr(node.what, "wide", True) for node in placement.nodes)

@@ -43,7 +43,7 @@ class TestRunningAhead:
         assert len(decoder.submitted) == 4, "the burst that was read, and three under way"
 
     @pytest.mark.parametrize(
-        ("run_ahead", "usual", "behind", "wanted"),
+        ("run_ahead", "usual", "after_first", "wanted"),
         [
             (None, 16, 4, [1, 3, 4, 6]),
             (None, 16, 2, [1, 2, 3, 4]),
@@ -56,9 +56,9 @@ class TestRunningAhead:
         ids=["usual", "the device takes fewer", "short bursts", "none", "unknown pace", "fixed", "fixed and long"],
     )
     def test_a_short_burst_is_right_behind_the_first_pick(
-        self, run_ahead: int | None, usual: int, behind: int, wanted: list[int]
+        self, run_ahead: int | None, usual: int, after_first: int, wanted: list[int]
     ) -> None:
-        options = {"in_flight": 3, "usual": usual, "behind": behind}
+        options = {"in_flight": 3, "usual": usual, "after_first": after_first}
         generator, paper = made(run_ahead=run_ahead, decoder=options, max_length=len(PROMPT) + 16)
         generator.append_tokens(PROMPT)
         asyncio.run(take(generator, 1))

@@ -133,7 +133,7 @@ def described(*dims: int, kind: int = 0, offset: int = 0, count: int = 1) -> byt
         (pair(9, struct.pack("<IQ", 8, 9)), ModelFileError, "array of 9 elements; .* and 64 bytes are left"),
         (pair(9, struct.pack("<IQ", 8, 1) + number(4 << 30)), ModelFileError, "a string of 4294967296 bytes"),
         (pair(9, struct.pack("<IQ", 8, 1) + number(1) + b"\xff"), ModelFileError, "not UTF-8 at byte 59"),
-        (pair(9, struct.pack("<IQ", 9, 1) * 9), ModelFileError, "nested more than 4 deep"),
+        (pair(9, struct.pack("<IQ", 9, 1) * 9), ModelFileError, "nested more than 4 levels deep"),
         (
             pair(9, struct.pack("<IQ", 9, 100_000) + struct.pack("<IQ", 8, 0) * 100_000),
             ModelFileError,

@@ -22,7 +22,7 @@ def test_as_deep_as_allowed_and_one_more(kinds: str) -> None:
     text = nested(MOST_DEPTH, kinds)
     assert read_json(text) == json.loads(text)
     for beside in ("", ", [], {}, [[[]]]"):
-        with pytest.raises(NotJsonError, match=f"nested more than {MOST_DEPTH} deep"):
+        with pytest.raises(NotJsonError, match=f"nested more than {MOST_DEPTH} levels deep"):
             read_json("[" + text + beside + "]")
 
 

@@ -177,12 +177,12 @@ def test_parts_of_one_buffer_may_be_of_several_generators() -> None:
 
 def test_a_loan_keeps_a_closed_buffer_until_its_end() -> None:
     freed: list[str] = []
-    lent = DeviceBuffer(object(), 32, STORAGE, label="lent", free=lambda: freed.append("lent"))
-    loan = Loan({"state": lent.span()})
-    lent.close()
+    borrowed = DeviceBuffer(object(), 32, STORAGE, label="borrowed", free=lambda: freed.append("borrowed"))
+    loan = Loan({"state": borrowed.span()})
+    borrowed.close()
     assert freed == []
     loan.end()
-    assert freed == ["lent"]
+    assert freed == ["borrowed"]
 
 
 def test_a_loan_of_a_closed_buffer_holds_nothing() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import capstan
-from capstan.loading.opening import search_options, told_facts
+from capstan.loading.opening import facts_report, search_options
 from capstan.model_files.genai_config import GenaiConfig, Stated
 from capstan.model_files.gguf.gguf_config import config_from_json, config_to_json, gguf_config
 from capstan.model_files.gguf.header import GgmlType
@@ -100,7 +100,7 @@ def test_what_the_files_say_of_sampling_wins_over_what_is_known(
     made = config("Mine", files)
     facts = facts_of(made, "a.gguf")
     assert facts.search == (mine.search if used else {})
-    told = told_facts(facts, search_options(made))["search"]
+    told = facts_report(facts, search_options(made))["search"]
     assert told["do_sample"] is used
     assert told["temperature"] == (0.5 if used else files.get("temperature", 1.0))
     assert told["repetition_penalty"] == files.get("repetition_penalty", 1.0)

@@ -179,5 +179,5 @@ def test_an_encoder_that_takes_a_mask_is_refused(tmp_path: Path) -> None:
     made = parse((hub / "onnx/encoder_model.onnx").read_bytes(), "encoder")
     made.graph.input.append(value_info("attention_mask", 7, ["batch_size", "num_samples"]))
     (hub / "onnx/encoder_model.onnx").write_bytes(serialize(made))
-    with pytest.raises(UnsupportedModelError, match="has an input attention_mask beside the samples"):
+    with pytest.raises(UnsupportedModelError, match="has an input attention_mask besides the samples"):
         capstan.Model(str(hub))

@@ -147,7 +147,10 @@ NO_PICTURES = {
     "a truncated JPEG": (encoded(COLOURS, "JPEG")[:2000], "is damaged: image file is truncated"),
     "a PNG of few rows": (png_of(bytes(500), 80, 48), "is damaged: "),
     "a wrong check": (PLAIN[:-20] + b"\0" + PLAIN[-19:], "is damaged: "),
-    "20,000 pixels": (png_of(b"", 20_000, 10), "has 20000 x 10 pixels; a side may have 16384, and the whole 67108864"),
+    "20,000 pixels": (
+        png_of(b"", 20_000, 10),
+        "has 20000 x 10 pixels; a side may have at most 16384, the whole 67108864",
+    ),
     "a bomb": (png_of(b"", 10_000, 10_000), "has 10000 x 10000 pixels"),
     "a larger bomb": (png_of(b"", 16_000, 16_000), "make it smaller"),
     "no width": (png_of(b"", 0, 10), "the picture"),

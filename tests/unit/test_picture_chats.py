@@ -181,7 +181,11 @@ def test_bad_input_is_refused_by_name(model: capstan.Model) -> None:
         (image(b""), PictureError, "picture 0 has no bytes"),
         (image(b"junk"), PictureError, "picture 0 has 4 bytes that are not a picture"),
         (image(PNG[:200]), PictureError, "picture 0 is damaged"),
-        (image(Rgba(20_000, 1, bytes(80_000))), PictureError, "picture 0 has 20000 x 1 pixels; a side may have 16384"),
+        (
+            image(Rgba(20_000, 1, bytes(80_000))),
+            PictureError,
+            "picture 0 has 20000 x 1 pixels; a side may have at most 16384",
+        ),
         (image(Rgba(2, 2, bytes(15))), PictureError, "2 x 2 pixels in 15 bytes"),
         (image(Rgba(0, 0, b"")), PictureError, "0 x 0 pixels in 0 bytes"),
         (url("https://example.test/cat.png"), OptionError, "image_url.url is 'https://example.test/cat.png'; it must"),

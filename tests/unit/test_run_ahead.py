@@ -101,12 +101,12 @@ def test_after_a_pause_bursts_grow_as_they_are_submitted() -> None:
     ],
 )
 def test_what_is_behind_the_first_pick(fixed: int | None, first: int, most: int, wanted: int) -> None:
-    assert RunAhead(fixed, 64, first).behind_first(most) == wanted
+    assert RunAhead(fixed, 64, first).after_first(most) == wanted
 
 
 def test_the_burst_after_the_one_behind_the_first_is_longer() -> None:
     run_ahead = RunAhead(None, 64, 16)
-    assert [run_ahead.behind_first(4), run_ahead.next(), run_ahead.next()] == [RESTART, 4, 6]
+    assert [run_ahead.after_first(4), run_ahead.next(), run_ahead.next()] == [RESTART, 4, 6]
 
 
 def test_one_slow_burst_shortens_the_next_at_once() -> None:

@@ -202,7 +202,7 @@ def test_a_diversity_penalty_is_taken_and_told_as_without_effect() -> None:
     with pytest.warns(
         FallbackWarning, match="diversity_penalty 0.375: neither Capstan nor onnxruntime-genai has groups"
     ):
-        SearchOptions(diversity_penalty=0.375).tell_ignored()
+        SearchOptions(diversity_penalty=0.375).warn_ignored()
 
 
 def test_what_a_search_section_leaves_out_is_as_in_onnxruntime_genai() -> None:

@@ -43,10 +43,10 @@ BEFORE: tuple[dict[str, Any], ...] = (
     {"norm": RmsNorm(1, 0.5)},
     {"norm": CenteredNorm(1, 0.5, 2)},
     {"norm": RmsNorm(1, 0.5), "wide": True},
-    {"norm": RmsNorm(1, 0.5), "behind": RmsNorm(3, 0.25)},
-    {"norm": RmsNorm(1, 0.5), "behind": RmsNorm(3, 0.25), "total": True},
+    {"norm": RmsNorm(1, 0.5), "inner": RmsNorm(3, 0.25)},
+    {"norm": RmsNorm(1, 0.5), "inner": RmsNorm(3, 0.25), "total": True},
 )
-BEHIND: tuple[dict[str, Any], ...] = (
+INNER: tuple[dict[str, Any], ...] = (
     {},
     {"residual": True},
     {"residual": True, "second": True, "bias": True},
@@ -75,7 +75,7 @@ def products(seed: int) -> Iterator[tuple[Operation, int, int]]:
     """Operations, and how many values they read and write. All of what may be behind a product, each with some of what
     may be before it, of the forms and sizes of weights, and of the numbers of rows."""
     numbers = random.Random(seed)
-    for behind, element, quantized in combinations(BEHIND, ("f32", "f16"), (True, False)):
+    for behind, element, quantized in combinations(INNER, ("f32", "f16"), (True, False)):
         for rows in (1, numbers.choice([2, 8, 40])):
             before = dict(numbers.choice(BEFORE))
             if element == "f32":

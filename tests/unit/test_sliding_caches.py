@@ -20,7 +20,7 @@ from capstan.device.webgpu.cache_spans import CacheSpans
 from capstan.device.webgpu.sliding import BASE, SlidingWindow, table_span
 from capstan.fallback import FallbackWarning, fallbacks
 from capstan.graph import CachePair, GraphDescription, SlidingCaches, WindowTable
-from capstan.graph.description import tell_unslid
+from capstan.graph.description import warn_fixed_size_caches
 from capstan.graph.long_rope import TableRows
 from capstan.graph.onnx_pb2 import ModelProto
 from capstan.graph.sliding_caches import SLACK
@@ -391,9 +391,9 @@ def test_nothing_is_continued_where_the_window_is_gone() -> None:
 
 
 def test_windows_over_whole_caches_are_told() -> None:
-    about = replace(described(1, 1, 16), unslid="node attention: it has an input attention_bias")
+    about = replace(described(1, 1, 16), why_fixed_size="node attention: it has an input attention_bias")
     with pytest.warns(FallbackWarning, match="caches as long as the window of their attention: node attention: it has"):
-        tell_unslid(about)
+        warn_fixed_size_caches(about)
     before = fallbacks()
-    tell_unslid(described(1, 1, 16))
+    warn_fixed_size_caches(described(1, 1, 16))
     assert fallbacks() == before

@@ -115,7 +115,7 @@ DOUBLED = [replace({"String": "a"}, "aa")] * 40
 )
 def test_replacements_that_make_too_much_of_a_character_are_refused(parts: Mapping[str, Any]) -> None:
     part = next(iter(parts))
-    with pytest.raises(ConfigError, match=rf"tokenizer\.json: {part}: .*more than 1000 of one; copy"):
+    with pytest.raises(ConfigError, match=rf"tokenizer\.json: {part}: .*more than 1000 characters of one; copy"):
         made(**parts)
 
 
@@ -130,7 +130,7 @@ def test_replacements_that_do_not_feed_each_other_are_taken() -> None:
 
 def test_tokens_that_are_looked_for_everywhere_have_a_length() -> None:
     unigram = {"type": "Unigram", "unk_id": 0, "vocab": [["a", -1.0], ["a" * 1001, -2.0]]}
-    with pytest.raises(ConfigError, match=r"model\.vocab: a token has 1001 characters; at most 1000 are taken"):
+    with pytest.raises(ConfigError, match=r"model\.vocab: a token has 1001 characters; at most 1000 are allowed"):
         made(model=unigram)
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
     with pytest.raises(ConfigError, match=r"added_tokens: a token has 50000 characters"):

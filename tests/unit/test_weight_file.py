@@ -375,7 +375,7 @@ def test_without_etag_and_date_nothing_is_kept() -> None:
 
 def test_a_file_of_unknown_size_is_read_to_its_end() -> None:
     page = Page()
-    page.server.size_told = False
+    page.server.size_reported = False
     page.load()
     page.load((310, 20), end=330)
     with pytest.raises(ModelFileError, match="950 bytes, but model.onnx names weights up to byte 960"):

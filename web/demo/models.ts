@@ -77,7 +77,7 @@ export async function findModels(): Promise<void> {
     return option;
   });
   select.replaceChildren(...options, knownGroup(new Set(found.map(({ name }) => name))));
-  void tellLacks();
+  void showLacks();
 }
 
 /** The models of a site's list, null if it is none. Entries and facts of another form are left out: a site's is its own. */
@@ -124,7 +124,7 @@ function nameOf(id: string): string {
 }
 
 /** Mark the known models that this machine cannot run. */
-async function tellLacks(): Promise<void> {
+async function showLacks(): Promise<void> {
   const adapter = await requestAdapter().catch(() => null);
   const gpu = adapter !== null && !summarize(adapter).software;
   for (const option of select.options) {

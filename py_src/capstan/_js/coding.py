@@ -36,6 +36,6 @@ async def arriving(promise: Any) -> Sequence[float]:
     with typed_errors():
         found = await promise
         entered = capstan_host.now()
-        told = numbers(found)
-    told.insert(4, entered)
-    return told
+        described = numbers(found)
+    described.insert(4, entered)
+    return described

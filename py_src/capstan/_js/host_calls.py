@@ -58,7 +58,7 @@ __all__ = [
 
 T = TypeVar("T")
 
-MOST_TOLD = 8.0
+MOST_REPORTED = 8.0
 """GiB; the largest value of navigator.deviceMemory (W3C, Device Memory)."""
 
 
@@ -206,8 +206,8 @@ def wide_bytes() -> int:
     """Bytes of float32 weights that are made on the CPU in place of packed ones: an eighth of the memory that the
     browser reports, which is at most 8 GiB; without a report, an eighth of 8 GiB.
     """
-    told = getattr(js.navigator, "deviceMemory", None)
-    return int(min(float(told or MOST_TOLD), MOST_TOLD) * (1 << 30) / 8)
+    reported = getattr(js.navigator, "deviceMemory", None)
+    return int(min(float(reported or MOST_REPORTED), MOST_REPORTED) * (1 << 30) / 8)
 
 
 _gpu: asyncio.Future[JsGpuEngine] | None = None

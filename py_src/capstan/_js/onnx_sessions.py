@@ -38,8 +38,8 @@ class JsModelSession:
             return arrays
 
         with typed_errors():
-            told, maps = json.loads(await self.js.run(json.dumps(feeds), json.dumps(fetches), allocate, *views))
-        return RunReply(told, arrays, maps)
+            described, maps = json.loads(await self.js.run(json.dumps(feeds), json.dumps(fetches), allocate, *views))
+        return RunReply(described, arrays, maps)
 
     async def release(self) -> None:
         with typed_errors():

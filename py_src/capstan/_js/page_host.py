@@ -209,7 +209,7 @@ async def open_model(opening: Opening, device: str) -> DeviceModel:
         except BaseException:
             await opened.close()
             raise
-        page_storage.tell_damaged()
+        page_storage.warn_damaged()
     return opened
 
 

@@ -30,7 +30,7 @@ __all__ = [
     "open_repository",
     "open_source",
     "stall_after",
-    "tell_damaged",
+    "warn_damaged",
 ]
 
 
@@ -60,7 +60,7 @@ async def keep_repository(folder: str) -> None:
     await capstan_host.storage.keepRepository(folder)
 
 
-def tell_damaged() -> None:
+def warn_damaged() -> None:
     """Count a step down for each kept small file that was found damaged since the last call."""
     for address in json.loads(capstan_host.storage.takeDamaged()):
         fall_back(f"the kept copy of {address}", "it is damaged", "it was requested again")
@@ -162,7 +162,7 @@ class JsSource:
         plan: LoadPlan,
         file: DataFile | None,
         sink: Sink,
-        told: Callable[[int], None],
+        report: Callable[[int], None],
         hashed: Callable[[int, bytes], None] | None,
     ) -> Outcome:
         assert isinstance(sink, JsSink)
@@ -171,7 +171,7 @@ class JsSource:
         taken = (lambda start, view: hashed(start, view.to_bytes())) if hashed else None
         load = capstan_host.storage.load
         with typed_errors():
-            found = await load(json.dumps(plan.as_json()), sink.js, opened, told, self._js, backing, taken)
+            found = await load(json.dumps(plan.as_json()), sink.js, opened, report, self._js, backing, taken)
         return Outcome(**json.loads(found))
 
     def memory(self, start: int, length: int) -> JsMemory:

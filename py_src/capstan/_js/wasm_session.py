@@ -74,6 +74,6 @@ class JsWasmSequence:
         self._js.close()
 
     def feed(self, tensors: Sequence[HostTensor]) -> None:
-        told = json.dumps([(each.name, each.dtype, each.dims) for each in tensors])
+        described = json.dumps([(each.name, each.dtype, each.dims) for each in tensors])
         with typed_errors():
-            self._js.feed(told, b"".join(each.data for each in tensors))
+            self._js.feed(described, b"".join(each.data for each in tensors))

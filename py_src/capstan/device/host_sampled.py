@@ -136,7 +136,7 @@ class HostSampledDecoder:
         self.capacity = capacity
         self.capture_note = note
         self.tape_passes: dict[str, str] = {}
-        self.behind_first = 0
+        self.after_first = 0
         self.usual_burst = 1
         self._runner: Runner | None = runner
         self._snapshots = Snapshots(SNAPSHOTS, runner.keep_states, runner.bring_states) if runner.stateful else None

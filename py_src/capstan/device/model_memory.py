@@ -134,7 +134,7 @@ def requirements(
 
 
 @dataclass(frozen=True)
-class Lent:
+class Borrowed:
     """The user's buffers by borrower: each sequence, the joint rows, and the scratch of tapes."""
 
     sequences: tuple[Loan | None, ...]
@@ -265,7 +265,7 @@ class ModelMemory:
             fall_back("room for the model in this machine", wanted.tight, "it is loaded anyway")
         progress("weights", 0, wanted.requirements.weights.bytes - sum(size for _, size in self.encoder))
 
-    def lend(self, rows: int, capacity: int, pools: Pools) -> Lent:
+    def lend(self, rows: int, capacity: int, pools: Pools) -> Borrowed:
         """Check the user's buffers for these rows, and hold them from here on. Raises BufferMismatchError."""
         need = self.requirements(rows, capacity)
         if pools.scratch is not None and need.no_scratch:
@@ -287,7 +287,7 @@ class ModelMemory:
             sequences = [taken([name for name in spans if name.startswith(prefix)], prefix) for prefix in prefixes]
             joint = None
         between = Loan(scratch, whole=list(scratch), shared=True) if scratch else None
-        return Lent(tuple(sequences), joint, between)
+        return Borrowed(tuple(sequences), joint, between)
 
     def lend_scratch(self, rows: int, capacity: int, scratch: Mapping[str, DeviceBuffer | DeviceSpan]) -> Loan:
         """Check the user's buffers for the scratch of tapes, and hold them from here on. Raises BufferMismatchError."""

@@ -193,7 +193,7 @@ class RowDecoder(Protocol):
     """Bursts that may be submitted before the first is awaited."""
     max_burst: int
     """Most picks of a row in one burst."""
-    behind_first: int
+    after_first: int
     """Most picks of a burst that may be queued right after the first pick without delaying it; 0 for none."""
 
     @property
@@ -217,7 +217,7 @@ class RowDecoder(Protocol):
 
     async def record(self) -> None:
         """Record the decode step, unless `records_after` is None. Caches and sampler state are lost, and `capture`,
-        `max_in_flight`, `max_burst` and `behind_first` may change. Called while no burst is under way.
+        `max_in_flight`, `max_burst` and `after_first` may change. Called while no burst is under way.
         """
 
     def set_search(self, options: SearchOptions, row: int = 0) -> None:

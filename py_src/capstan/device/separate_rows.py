@@ -71,7 +71,7 @@ class SeparateRows(Generic[D]):
         self.decoders = list(decoders)
         """By row."""
         self._options: list[SearchOptions | None] = [None] * len(self.decoders)
-        self.lent: Loan | None = None
+        self.borrowed: Loan | None = None
         """Borrowed buffers for the scratch of their tapes, which are released with the rows."""
         self._unread: list[Awaitable[Burst]] = []
         """Bursts that are still under way because the wait for another row failed."""
@@ -81,7 +81,7 @@ class SeparateRows(Generic[D]):
         self.capture = first.capture
         self.max_in_flight = first.max_in_flight
         self.max_burst = first.max_burst
-        self.behind_first = first.behind_first
+        self.after_first = first.after_first
         self.follows_grammars = first.follows_grammars
 
     @property
@@ -176,8 +176,8 @@ class SeparateRows(Generic[D]):
         await self._drain()
         for decoder in self.decoders:
             await decoder.close()
-        if self.lent is not None:
-            self.lent.end()
+        if self.borrowed is not None:
+            self.borrowed.end()
 
     async def _drain(self) -> None:
         while self._unread:

@@ -52,8 +52,8 @@ class Generator:
                 "past_present_share_buffer search option set to true, but has been disabled due to the current "
                 "configuration. See https://aka.ms/generate_config for details",
             )
-        self._told: dict[str, object] = {"do_sample": int(search.do_sample), "top_k": search.top_k}
-        self._told |= {"top_p": f"{search.top_p:g}", "temperature": f"{search.temperature:g}"}
+        self._logged: dict[str, object] = {"do_sample": int(search.do_sample), "top_k": search.top_k}
+        self._logged |= {"top_p": f"{search.top_p:g}", "temperature": f"{search.temperature:g}"}
         self._ends, self._ended = search.eos_token_ids, set[int]()
 
     def is_done(self) -> bool:
@@ -93,7 +93,7 @@ class Generator:
             )
         self._go_on()
         if logs("generate_next_token"):
-            log("generate_next_token", fields(**self._told, sequence_length=self.capstan.token_count()))
+            log("generate_next_token", fields(**self._logged, sequence_length=self.capstan.token_count()))
         self.capstan.generate_next_token()
         self._next = self._last.picked = self.capstan.get_next_tokens()
         self._done = self.capstan.is_done()

@@ -213,7 +213,7 @@ class LastRun:
         return self._generator.token_count() - (self.picked is not None)
 
     def _replay(self, row: int) -> Replay:
-        return Replay(self._model, self._generator.max_length, self._generator.teller(row))
+        return Replay(self._model, self._generator.max_length, self._generator.giver(row))
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         return wait_here(self._model.host, work, "get_output", "capstan.Generator")
@@ -222,9 +222,9 @@ class LastRun:
 def is_carried(name: str, patterns: Iterable[str]) -> bool:
     """Whether a name matches one with a %d for the layer: a cache or a state."""
     for pattern in patterns:
-        before, counts, behind = pattern.partition("%d")
-        layer = name.removeprefix(before).removesuffix(behind)
-        if counts and layer.isdecimal() and name == f"{before}{layer}{behind}":
+        before, counts, after = pattern.partition("%d")
+        layer = name.removeprefix(before).removesuffix(after)
+        if counts and layer.isdecimal() and name == f"{before}{layer}{after}":
             return True
     return False
 

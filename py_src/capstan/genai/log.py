@@ -100,8 +100,8 @@ def log_tensor(name: str, tensor: Any, values: bool) -> None:
     view = memoryview(tensor)
     shape = view.shape or ()
     sizes = "".join(f"{size} " for size in shape)
-    told = f"{tagged(f'ShapeDims[ {view.ndim}]')}{tagged('Shape[ ')}{sizes}{tagged(']')}"
-    write(f"{tagged('Name: ')}{name} {told}{tagged(' Type: ')}{TYPES[view.format]}{tagged(' Location: ')}CPU\r\n")
+    described = f"{tagged(f'ShapeDims[ {view.ndim}]')}{tagged('Shape[ ')}{sizes}{tagged(']')}"
+    write(f"{tagged('Name: ')}{name} {described}{tagged(' Type: ')}{TYPES[view.format]}{tagged(' Location: ')}CPU\r\n")
     if values and 0 not in shape:
         write_values(view)
 
@@ -131,8 +131,8 @@ def write_values(view: memoryview[Any], before: str = "") -> None:
         least, most, mean = min(found), max(found), fsum(found) / len(found)
         deviation = sqrt(fsum((value - mean) ** 2 for value in found) / len(found))
         places = [f"{value:g} at index[{found.index(value)}]" for value in (least, most)]
-        told = zip(("Min", "Max", "Mean", "StdDev"), (*places, f"{mean:g}", f"{deviation:g}"), strict=True)
-        log("value_stats", "".join(f"{tagged(f' {name}: ', '36')}{value}" for name, value in told))
+        described = zip(("Min", "Max", "Mean", "StdDev"), (*places, f"{mean:g}", f"{deviation:g}"), strict=True)
+        log("value_stats", "".join(f"{tagged(f' {name}: ', '36')}{value}" for name, value in described))
 
 
 def fields(**values: object) -> str:

@@ -38,14 +38,14 @@ def speculation_stats(stats: SpeculationStats | None) -> dict[str, Any]:
     quotients: dict[str, Any] = dict.fromkeys(QUOTIENTS, 0.0)
     histogram = [0] * HISTOGRAM
     if stats is not None:
-        counts |= told_counts(stats)
-        quotients |= told_quotients(stats)
+        counts |= counts_of(stats)
+        quotients |= quotients_of(stats)
         for accepted, steps in enumerate(stats.accepted_by_step):
             histogram[min(accepted, HISTOGRAM - 1)] += steps
     return counts | {"formula_supported": stats is not None} | quotients | {"acceptance_length_histogram": histogram}
 
 
-def told_counts(stats: SpeculationStats) -> dict[str, int]:
+def counts_of(stats: SpeculationStats) -> dict[str, int]:
     """The counts; a round is a step with drafts."""
     return {
         "rounds": stats.rounds,
@@ -70,7 +70,7 @@ def told_counts(stats: SpeculationStats) -> dict[str, int]:
     }
 
 
-def told_quotients(stats: SpeculationStats) -> dict[str, float]:
+def quotients_of(stats: SpeculationStats) -> dict[str, float]:
     """The quotients; times are those of the last steps."""
     plain, drafted = stats.plain_step_ms or 0.0, stats.drafted_step_ms or 0.0
     return {

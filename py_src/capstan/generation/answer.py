@@ -16,7 +16,7 @@ from ..text.call_forms import Call, json_text
 from ..text.call_grammar import call_grammar
 from ..text.stream import StoppingStream
 
-__all__ = ["AnswerStream", "AnswerTokenizer", "begins_reasoning", "forced_call", "told_parts"]
+__all__ = ["AnswerStream", "AnswerTokenizer", "begins_reasoning", "forced_call", "parts_as_json"]
 
 
 class AnswerTokenizer(Protocol):
@@ -73,16 +73,16 @@ class AnswerStream:
         """
         if self._own is not None:
             text = "" if token is None else self._own.push(token)
-        return self._told(self._reader.push(text))
+        return self._recorded(self._reader.push(text))
 
     def end(self, text: str = "") -> list[AnswerPart]:
         """The parts that were held back; `text` as in push."""
         text = text if self._own is None else self._own.flush()
-        return self._told([*self._reader.push(text), *self._reader.end()])
+        return self._recorded([*self._reader.push(text), *self._reader.end()])
 
     def summary(self) -> dict[str, Any]:
         """The whole answer, in the form for replies."""
-        calls = [told_call(part.call) for part in self.parts if part.call is not None]
+        calls = [call_as_json(part.call) for part in self.parts if part.call is not None]
         return {
             "text": "".join(part.text for part in self.parts),
             **{
@@ -91,7 +91,7 @@ class AnswerStream:
             "tool_calls": calls,
         }
 
-    def _told(self, parts: list[AnswerPart]) -> list[AnswerPart]:
+    def _recorded(self, parts: list[AnswerPart]) -> list[AnswerPart]:
         parts = [part if part.call is None or part.call.id else with_id(part) for part in parts]
         self.parts += parts
         return parts
@@ -109,16 +109,16 @@ class AnswerStream:
         return text + (self._tokenizer.decode(run) if run else "")
 
 
-def told_parts(parts: Sequence[AnswerPart]) -> list[dict[str, Any]]:
+def parts_as_json(parts: Sequence[AnswerPart]) -> list[dict[str, Any]]:
     """The parts in the form for events; only the text has marks."""
     return [
-        {"kind": part.kind, "text": part.text} | ({} if part.call is None else {"call": told_call(part.call)})
+        {"kind": part.kind, "text": part.text} | ({} if part.call is None else {"call": call_as_json(part.call)})
         for part in parts
         if part.kind != "mark"
     ]
 
 
-def told_call(call: Call) -> dict[str, Any]:
+def call_as_json(call: Call) -> dict[str, Any]:
     """A call in OpenAI's form."""
     function = {"name": call.name, "arguments": json_text(call.arguments)}
     return {"id": call.id, "type": "function", "function": function}

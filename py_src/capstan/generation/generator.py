@@ -117,10 +117,10 @@ class Generator(GeneratedRows):
         self._loop.require_open()
         self._loop.sense(pictures)
 
-    def teller(self, index: int = 0) -> Callable[[DecoderRow], Awaitable[None]]:
+    def giver(self, index: int = 0) -> Callable[[DecoderRow], Awaitable[None]]:
         """The function that gives the sound or the pictures of a row to a row of another decoder."""
         loop = self._loop
-        return partial(loop.senses.tell, self._model, index * self._options.batch_size // len(loop.rows))
+        return partial(loop.senses.give_to, self._model, index * self._options.batch_size // len(loop.rows))
 
     def append_tokens(self, tokens: Iterable[Any]) -> None:
         """Add tokens (ids of the vocabulary) to the sequence; the next request for a token runs the model on them.

@@ -133,5 +133,5 @@ class GeneratorParams:
         """Change options by their onnxruntime-genai names; OptionError for an unknown name or a bad value."""
         search = self.search.replace(**options)
         search.check_vocabulary(self._vocab)
-        search.tell_ignored()
+        search.warn_ignored()
         self.search = search

@@ -52,7 +52,7 @@ class GrammarPolicy(PlainPolicy):
         self._prepared = False
         self.explains_barren = False
         """Whether the device steps the automaton with each pick. If it cannot compute a mask, it picks nothing."""
-        self._told = False
+        self._given = False
         """Whether the device knows each row's state in the automaton."""
 
     def appending(self, number: int, count: int) -> None:
@@ -66,7 +66,7 @@ class GrammarPolicy(PlainPolicy):
 
     def discarded(self) -> None:
         super().discarded()
-        self._told = False
+        self._given = False
 
     async def prepare(self, decoder: RowDecoder, new: bool) -> None:
         if not self._prepared:
@@ -102,12 +102,12 @@ class GrammarPolicy(PlainPolicy):
             await loop.prefill()
         if loop.stale:
             return
-        if not barren and (self._told or self._tell_positions()):
+        if not barren and (self._given or self._give_positions()):
             await self.pick()
         else:
             await self.pick_prepared(self._mask)
 
-    def _tell_positions(self) -> bool:
+    def _give_positions(self) -> bool:
         """Let the device follow the rows from their current positions; False if it cannot."""
         if not self.explains_barren:
             return False
@@ -121,7 +121,7 @@ class GrammarPolicy(PlainPolicy):
         for number, stack in enumerate(stacks):
             if not self.loop.rows[number].ended:
                 self.loop.open_decoder().row(number).follow_grammar(stack)
-        self._told = True
+        self._given = True
         return True
 
     async def _mask(self, decoder: RowDecoder, number: int) -> None:

@@ -37,7 +37,7 @@ class Hearing:
                 "before the tokens"
             )
 
-    async def tell(self, model: Model, prompt: int, listener: DecoderRow) -> None:
+    async def give_to(self, model: Model, prompt: int, listener: DecoderRow) -> None:
         """Give the sound of a prompt to a row of another decoder that will run the same tokens."""
         if self.sounds:
             await self._hear(model, self.sounds[prompt], [listener], lambda: None)

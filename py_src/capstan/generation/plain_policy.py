@@ -53,7 +53,7 @@ class PlainPolicy(Policy):
             loop.submit(1)
             # Work queued right after the first pick delays a browser's report of the pick's end: 7 ms on an H200 for
             # sixteen steps. So the device limits the number of picks there.
-            loop.submit(loop.run_ahead.behind_first(loop.open_decoder().behind_first))
+            loop.submit(loop.run_ahead.after_first(loop.open_decoder().after_first))
         else:
             loop.fill()
         await loop.read()

@@ -24,7 +24,7 @@ class Replay:
 
     model: Model
     max_length: int
-    tell: Callable[[DecoderRow], Awaitable[None]]
+    give: Callable[[DecoderRow], Awaitable[None]]
     """Gives a row the sound or the pictures of the sequence."""
 
     async def logits(self, tokens: Sequence[int], first: int) -> array[float]:
@@ -56,7 +56,7 @@ class Replay:
     async def _decoder(self) -> RowDecoder:
         decoder = await self.model.decoder(self.max_length)
         try:
-            await self.tell(decoder.row(0))
+            await self.give(decoder.row(0))
         except BaseException:
             await decoder.close()
             raise

@@ -96,7 +96,7 @@ class Row:
         """Add tokens, and the padding of the prompt, if any, once."""
         self.appended.append((len(self.tokens), len(self.tokens) + len(ids)))
         self.tokens += ids
-        self.tell()
+        self.begin_text()
         if padding:
             self.prompt, self.padding = len(self.tokens), tuple(padding)
 
@@ -106,13 +106,13 @@ class Row:
         self.contents = tuple(each for each in self.contents if each.end <= length)
         self._forget_runs(length)
         self.appended = [(start, min(end, length)) for start, end in self.appended if start < length]
-        self.tell()
+        self.begin_text()
         # The last kept token runs again, since the logits after it are gone.
         self.unsettle(max(0, length - 1))
         if not length:
             self.prompt, self.padding, self.tail = 0, (), []
 
-    def tell(self) -> None:
+    def begin_text(self) -> None:
         """Decode the text again, from the tokens picked since the last append."""
         if self.text is not None:
             start = self.appended[-1][1] if self.appended else 0

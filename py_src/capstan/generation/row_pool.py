@@ -146,7 +146,7 @@ class RowPool(DecodeLoop):
         """Compute the logits for the next pick of every active sequence: by a step, or by running its new prompt."""
         with self.losing():
             if not self.options.greedy:
-                self._draw_anew(decoder)
+                self._draw_again(decoder)
             if self.going:
                 await decoder.run_picked(self.going)
             await self._prefill(decoder)
@@ -166,7 +166,7 @@ class RowPool(DecodeLoop):
     def _at_work(self) -> list[Member]:
         return [member for member in self._members if member.going and member.place is not None]
 
-    def _draw_anew(self, decoder: RowDecoder) -> None:
+    def _draw_again(self, decoder: RowDecoder) -> None:
         """Draw with another seed: a row's draws depend on the seed, its length and its number, and an earlier sequence
         may have had the same length and number.
         """

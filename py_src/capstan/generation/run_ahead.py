@@ -57,7 +57,7 @@ class RunAhead:
         self._most = grown(picks)
         return picks
 
-    def behind_first(self, most: int) -> int:
+    def after_first(self, most: int) -> int:
         """The number of picks in a burst right after the first one of a sequence, for a device that takes `most`; 0 if
         the device's pace is unknown.
         """

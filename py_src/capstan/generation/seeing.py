@@ -27,13 +27,13 @@ class Seeing:
 
     def __init__(self) -> None:
         self.pictures: tuple[Features, ...] = ()
-        self._told: tuple[RowDecoder, list[int]] | None = None
+        self._placed: tuple[RowDecoder, list[int]] | None = None
         """The decoder that has the features, and the positions of the placeholders."""
         self._contents: tuple[Content, ...] = ()
 
     def give(self, pictures: Sequence[Features]) -> None:
         """Set the pictures of the sequence."""
-        self.pictures, self._told = tuple(pictures), None
+        self.pictures, self._placed = tuple(pictures), None
 
     def require(self, model: Model, decoder: RowDecoder | None) -> None:
         """Raises nothing: a prompt may have no picture."""
@@ -52,23 +52,23 @@ class Seeing:
             places = placeholders(row, encoder.placeholder)
             if places and not self.pictures:
                 raise self._unfit(len(places), "no picture was given")
-        if self._told != (decoder, places):
+        if self._placed != (decoder, places):
             await decoder.rest()
             listeners = [decoder.row(number) for number in range(len(rows))]
-            self._contents = await self._tell(model, listeners, places, require_open)
-            self._told = decoder, places
+            self._contents = await self._place(model, listeners, places, require_open)
+            self._placed = decoder, places
         for row in rows:
             # Cache rows that were computed with another picture are computed again.
             for each in {*row.contents} ^ {*self._contents}:
                 row.unsettle(each.start)
             row.contents = self._contents
 
-    async def tell(self, model: Model, prompt: int, listener: DecoderRow) -> None:
+    async def give_to(self, model: Model, prompt: int, listener: DecoderRow) -> None:
         """Give the features to a row of another decoder that will run the same tokens."""
-        if self.pictures and self._told is not None:
-            await self._tell(model, [listener], self._told[1], lambda: None)
+        if self.pictures and self._placed is not None:
+            await self._place(model, [listener], self._placed[1], lambda: None)
 
-    async def _tell(
+    async def _place(
         self, model: Model, listeners: Sequence[DecoderRow], places: Sequence[int], require_open: Callable[[], None]
     ) -> tuple[Content, ...]:
         """Place the features at these positions of the rows; without features there are none. Returns the pictures'

@@ -16,7 +16,7 @@ class NgramIndex:
     def __init__(self, options: Speculation) -> None:
         self._options = options
         self._tokens: list[int] = []
-        self._behind: dict[tuple[int, ...], int] = {}
+        self._after: dict[tuple[int, ...], int] = {}
         """By n-gram, the position after its latest occurrence, except for the n-gram at the end, which would find
         itself.
         """
@@ -28,7 +28,7 @@ class NgramIndex:
         """Index a sequence; only its new tokens take time."""
         known = len(self._tokens)
         if len(tokens) < known or tokens[:known] != self._tokens:
-            self._tokens, self._behind, known = [], {}, 0
+            self._tokens, self._after, known = [], {}, 0
         for token in tokens[known:]:
             self.push(token)
 
@@ -36,13 +36,13 @@ class NgramIndex:
         """Add a token to the sequence."""
         tokens, size = self._tokens, self._options.ngram_size
         if len(tokens) >= size:
-            self._behind[tuple(tokens[-size:])] = len(tokens)
+            self._after[tuple(tokens[-size:])] = len(tokens)
         tokens.append(token)
 
     def drafts(self) -> list[int]:
         """Drafts of the next tokens; empty if the last tokens did not occur earlier."""
         options, tokens = self._options, self._tokens
-        at = self._behind.get(tuple(tokens[-options.ngram_size :]))
+        at = self._after.get(tuple(tokens[-options.ngram_size :]))
         if at is None:
             return []
         found = tokens[at : at + options.max_draft_tokens]

@@ -94,13 +94,13 @@ def cache_pairs(decoder: DecoderConfig, graph: GraphProto) -> tuple[CachePair, .
         ("key", decoder.inputs.past_key_names, decoder.outputs.present_key_names),
         ("value", decoder.inputs.past_value_names, decoder.outputs.present_value_names),
     )
-    told = {value.name: cache_sizes(value) for value in (*graph.input, *graph.output)}
+    shapes = {value.name: cache_sizes(value) for value in (*graph.input, *graph.output)}
     found = []
     for layer in attention_layers(decoder, graph):
         for kind, *patterns in kinds:
             read, written = (pattern.replace("%d", str(layer)) for pattern in patterns)
-            for past, present in parts_of(read, written, told):
-                sizes = zip(told.get(past, (0, 0)), told.get(present, (0, 0)), strict=True)
+            for past, present in parts_of(read, written, shapes):
+                sizes = zip(shapes.get(past, (0, 0)), shapes.get(present, (0, 0)), strict=True)
                 heads, head_size = (one or other for one, other in sizes)
                 heads, head_size = heads or decoder.num_key_value_heads, head_size or decoder.head_size
                 found.append(CachePair(layer, kind, past, present, heads, head_size))
@@ -112,10 +112,10 @@ def part_name(name: str, part: int) -> str:
     return f"{name}/heads_{part}"
 
 
-def parts_of(past: str, present: str, told: Collection[str]) -> list[tuple[str, str]]:
+def parts_of(past: str, present: str, shapes: Collection[str]) -> list[tuple[str, str]]:
     """The names of a cache's parts among those of a graph; a whole cache has one part, itself."""
     found: list[tuple[str, str]] = []
-    while part_name(past, len(found)) in told:
+    while part_name(past, len(found)) in shapes:
         found.append((part_name(past, len(found)), part_name(present, len(found))))
     return found or [(past, present)]
 
@@ -210,15 +210,15 @@ def growing_caches(graph: GraphProto, pairs: tuple[CachePair, ...]) -> str:
     if not grown:
         return ""
     pair, node = grown[0]
-    told = (
+    shapes = (
         f"node {node.name or pair.present} ({node.op_type}): {pair.present} is longer than {pair.past} after each run"
     )
     if len(grown) != len(pairs):
         raise UnsupportedModelError(
-            f"{told}, and other caches have one size; use an export with GroupQueryAttention, as onnxruntime-genai's "
+            f"{shapes}, and other caches have one size; use an export with GroupQueryAttention, as onnxruntime-genai's "
             "model builder writes it"
         )
-    return told
+    return shapes
 
 
 def reject_state(graph: GraphProto, decoder: DecoderConfig, presents: Collection[str]) -> None:

@@ -35,7 +35,7 @@ from .split_caches import whole_because
 if TYPE_CHECKING:
     from ..model_files.genai_config import DecoderConfig
 
-__all__ = ["ELEMENT_BYTES", "GraphDescription", "describe", "tell_growing", "tell_unslid"]
+__all__ = ["ELEMENT_BYTES", "GraphDescription", "describe", "warn_growing_caches", "warn_fixed_size_caches"]
 
 ELEMENT_BYTES = {"float16": 2, "float32": 4}
 
@@ -81,7 +81,7 @@ class GraphDescription:
     """The caches that hold only the positions of a window; None if all hold every position."""
     whole: str = ""
     """The reason why caches cannot be split by heads; empty without one."""
-    unslid: str = ""
+    why_fixed_size: str = ""
     """The reason why caches of attention over a window hold every position; empty without one."""
     ids_dtype: str = "int64"
     cross: tuple[TensorInfo, ...] = ()
@@ -266,18 +266,18 @@ def cross_input(found: Mapping[str, TensorInfo], name: str) -> TensorInfo:
     return replace(info, dims=(1, *sizes))
 
 
-def tell_growing(about: GraphDescription) -> None:
+def warn_growing_caches(about: GraphDescription) -> None:
     """Count caches that grow as a step down, with its reason."""
     if about.growing:
         instead = "caches grow with each run, and decode steps are run eagerly"
         fall_back("attention over caches of one size", about.growing, instead)
 
 
-def tell_unslid(about: GraphDescription) -> None:
+def warn_fixed_size_caches(about: GraphDescription) -> None:
     """Count windows whose caches hold every position as a step down, with its reason."""
-    if about.unslid:
+    if about.why_fixed_size:
         instead = "they hold all positions of a sequence"
-        fall_back("caches as long as the window of their attention", about.unslid, instead)
+        fall_back("caches as long as the window of their attention", about.why_fixed_size, instead)
 
 
 def needs_f16(graph: GraphProto) -> bool:

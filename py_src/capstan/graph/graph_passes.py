@@ -211,7 +211,7 @@ def windows_slide(model: ModelProto, facts: Rewriting) -> ModelProto:
     longest = facts.whole.context_length
     if attention_window(model, longest=True) + SLACK < longest:
         mask = facts.decoder.inputs.attention_mask
-        model, facts.sliding, facts.unslid = sliding_caches(model, mask, facts.file)
+        model, facts.sliding, facts.why_fixed_size = sliding_caches(model, mask, facts.file)
     return model
 
 
@@ -260,7 +260,9 @@ def described(model: ModelProto, facts: Rewriting) -> ModelProto:
     width = 8 * ELEMENT_BYTES[found.cache_dtype]
     fewer = fewer_bits(model, found.cache, found.cache_bits, width, facts.whole.context_length)
     others = found.others if facts.placing is None else (*found.others, *facts.placing.inputs())
-    facts.description = replace(found, lora=facts.slots, unslid=facts.unslid, fewer_bits=fewer, others=others)
+    facts.description = replace(
+        found, lora=facts.slots, why_fixed_size=facts.why_fixed_size, fewer_bits=fewer, others=others
+    )
     return model
 
 

@@ -125,10 +125,10 @@ def is_dense(wiring: Wiring, node: NodeProto) -> bool:
 def alike(wiring: Wiring, products: Sequence[NodeProto]) -> bool:
     """Whether products differ only in their rows."""
     first = products[0]
-    told = [sorted(item.SerializeToString() for item in node.attribute if item.name != "N") for node in products]
+    described = [sorted(item.SerializeToString() for item in node.attribute if item.name != "N") for node in products]
     given = [(node.op_type, node.input[0], [bool(name) for name in node.input]) for node in products]
     grouped = len(first.input) > GROUP_INDEX and first.input[GROUP_INDEX]
-    same = told.count(told[0]) == given.count(given[0]) == 3
+    same = described.count(described[0]) == given.count(given[0]) == 3
     return len({node.output[0] for node in products}) == 3 and same and not grouped
 
 

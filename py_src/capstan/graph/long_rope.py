@@ -206,8 +206,8 @@ def choices_of(graph: GraphProto, mask: str, joined_at: int) -> Iterator[Choice]
         elif tensor is not None and joined_at and len(tensor.dims) == 2 and tensor.dims[0] > joined_at:
             found.append(Choice(name, joined_at, None, tensor, tensor))
     if len({choice.original for choice in found}) > 1:
-        told = ", ".join(f"{choice.name} at {choice.original}" for choice in found)
-        raise UnsupportedModelError(f"rotary factors change at different lengths ({told}); {REMEDY}")
+        types = ", ".join(f"{choice.name} at {choice.original}" for choice in found)
+        raise UnsupportedModelError(f"rotary factors change at different lengths ({types}); {REMEDY}")
     yield from found
 
 
@@ -266,12 +266,12 @@ def require_alike(choice: Choice) -> tuple[int, int]:
     kinds = {form_of(rows) for rows in (choice.short, choice.long)}
     kind, width = next(iter(kinds))
     if len(kinds) > 1 or kind not in FLOATS:
-        told = " and ".join(
+        types = " and ".join(
             "computed" if isinstance(rows, ComputedRows) else str(list(rows.dims))
             for rows in (choice.short, choice.long)
         )
         raise UnsupportedModelError(
-            f"rotary factors {choice.name} are {told}, expected floats of one type, [positions, half of the head]; "
+            f"rotary factors {choice.name} are {types}, expected floats of one type, [positions, half of the head]; "
             f"{REMEDY}"
         )
     return kind, width

@@ -127,16 +127,16 @@ def renamed(node: NodeProto, names: dict[str, str]) -> NodeProto:
 def in_half(model: ModelProto) -> None:
     """Make inputs and outputs that are cast from and to float32 the float16 values inside the casts, in place."""
     graph, names = model.graph, dict[str, str]()
-    told = {value.name: value.type.tensor_type for value in (*graph.input, *graph.output)}
+    described = {value.name: value.type.tensor_type for value in (*graph.input, *graph.output)}
     for node in graph.node:
         if node.op_type != "Cast":
             continue
         source, target = node.input[0], node.output[0]
-        if source in told and attribute(node, "to", 0) == TensorProto.FLOAT16:
-            told[source].elem_type = TensorProto.FLOAT16
+        if source in described and attribute(node, "to", 0) == TensorProto.FLOAT16:
+            described[source].elem_type = TensorProto.FLOAT16
             names[target] = source
-        elif target in told and attribute(node, "to", 0) == TensorProto.FLOAT and source not in told:
-            told[target].elem_type = TensorProto.FLOAT16
+        elif target in described and attribute(node, "to", 0) == TensorProto.FLOAT and source not in described:
+            described[target].elem_type = TensorProto.FLOAT16
             names[source] = target
     around = {*names, *names.values()}
     delete(graph.node, lambda node: node.op_type == "Cast" and around.issuperset([*node.input, *node.output]))
@@ -244,19 +244,19 @@ def cross_outputs(maker: ModelProto, sizes: SpeechSizes) -> list[ValueInfoProto]
     UnsupportedModelError if they are made from anything else.
     """
     graph, wiring = maker.graph, Wiring(maker.graph)
-    told = {value.name: value.type.tensor_type for value in graph.output}
+    described = {value.name: value.type.tensor_type for value in graph.output}
     writer, outputs = NodeWriter(graph, "/capstan/cross"), list[ValueInfoProto]()
     for name in [name for pair in sizes.caches("present", "encoder") for name in pair]:
         transpose = wiring.maker(name)
         reshape = wiring.maker(transpose.input[0]) if transpose is not None else None
         kinds = [node.op_type for node in (transpose, reshape) if node is not None]
-        if reshape is None or kinds != ["Transpose", "Reshape"] or name not in told:
+        if reshape is None or kinds != ["Transpose", "Reshape"] or name not in described:
             raise UnsupportedModelError(f"{sizes.decoder}: {name} is not a product whose heads are separated")
-        size = told[name].shape.dim[3].dim_value
+        size = described[name].shape.dim[3].dim_value
         shape = writer.ints([0, 0, sizes.heads, size])
         apart = writer.add("Reshape", [reshape.input[0], shape])
         writer.add("Transpose", [apart], outputs=[BESIDE + name], perm=[0, 2, 1, 3])
-        outputs.append(value_info(name, told[name].elem_type, ["batch_size", sizes.heads, sizes.frames, size]))
+        outputs.append(value_info(name, described[name].elem_type, ["batch_size", sizes.heads, sizes.frames, size]))
     graph.node.extend(writer.made)
     for node in writer.made:
         node.name = BESIDE + node.name

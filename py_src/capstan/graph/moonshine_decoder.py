@@ -44,15 +44,15 @@ def wider(head_size: int) -> int:
 def frames_padded(model: ModelProto, sizes: SpeechSizes) -> None:
     """Give the encoder's outputs the size of the longest sound, in place."""
     graph = model.graph
-    told = {value.name: value.type.tensor_type for value in graph.output}
+    described = {value.name: value.type.tensor_type for value in graph.output}
     keys = {key for key, _ in sizes.caches("present", "encoder")}
     writer = NodeWriter(graph, "/capstan/frames")
-    first, *_ = told
+    first, *_ = described
     count = writer.add("Gather", [writer.add("Shape", [short(first)]), writer.ints([2])], axis=0)
     after = writer.add("Sub", [writer.ints([sizes.frames]), count])
     for node in graph.node:
-        node.output[:] = [short(name) if name in told else name for name in node.output]
-    kind, size = told[first].elem_type, told[first].shape.dim[3].dim_value
+        node.output[:] = [short(name) if name in described else name for name in node.output]
+    kind, size = described[first].elem_type, described[first].shape.dim[3].dim_value
     width = wider(size)
     places = writer.ints(range(sizes.frames), "places")
     late = writer.add("Cast", [writer.add("GreaterOrEqual", [places, count])], to=kind)
@@ -60,7 +60,7 @@ def frames_padded(model: ModelProto, sizes: SpeechSizes) -> None:
     extra = [AFTER if place == size else 0.0 for place in range(width)]
     marks = writer.add("Mul", [column, writer.numbers(kind, extra, "after")])
     zero = writer.numbers(kind, [0.0], "zero", dims=())
-    for name, about in told.items():
+    for name, about in described.items():
         more = width - size if name in keys else 0
         pads = writer.add("Concat", [writer.ints([0] * 6), after, writer.ints([more])], axis=0)
         made = writer.add("Pad", [short(name), pads, zero], outputs=[] if more else [name])
@@ -79,20 +79,20 @@ def short(name: str) -> str:
 def decoder_of(made: ModelProto, sizes: SpeechSizes) -> ModelProto:
     """The branch over caches, as a decoder."""
     graph, wiring = made.graph, Wiring(made.graph)
-    told = {value.name: value.type.tensor_type for value in graph.input}
+    described = {value.name: value.type.tensor_type for value in graph.input}
     writer = NodeWriter(graph, "/capstan/cross")
     for key, value in sizes.caches("past_key_values", "encoder"):
         product = product_of(wiring, key)
         if product is None:
             raise UnsupportedModelError(f"{sizes.decoder}: no product of queries reads {key}; use an export of Optimum")
-        size = told[key].shape.dim[3].dim_value
-        one = writer.numbers(told[key].elem_type, [1.0], "one", dims=())
+        size = described[key].shape.dim[3].dim_value
+        one = writer.numbers(described[key].elem_type, [1.0], "one", dims=())
         pads = writer.ints([0] * 7 + [wider(size) - size])
         product.input[0] = writer.add("Pad", [product.input[0], pads, one])
-        told[key].shape.dim[3].dim_value = wider(size)
+        described[key].shape.dim[3].dim_value = wider(size)
         for name in (key, value):
-            told[name].shape.dim[2].Clear()
-            told[name].shape.dim[2].dim_value = sizes.frames
+            described[name].shape.dim[2].Clear()
+            described[name].shape.dim[2].dim_value = sizes.frames
     graph.node.extend(writer.made)
     delete(graph.input, lambda value: value.name == HIDDEN)
     # Decoders on WebGPU have a mask. This one is not read: lengths come from the caches.

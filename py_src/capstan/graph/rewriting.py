@@ -63,7 +63,7 @@ class Rewriting:
     """The rotary tables that became inputs; None if there is one kind of rotary factors."""
     sliding: SlidingCaches | None = None
     """The caches whose positions count from a base."""
-    unslid: str = ""
+    why_fixed_size: str = ""
     """The reason why caches of attention over a window do not slide; empty without one."""
     unpacked: str = ""
     """The reason why some product by weights with DequantizeLinear did not become a MatMulNBits; empty without one."""

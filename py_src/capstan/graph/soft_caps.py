@@ -105,11 +105,11 @@ def taken_over(model: ModelProto, node: NodeProto, head_size: int, shares: bool)
     if not attribute(node, "do_rotary", 0):
         return True
     constants = {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}
-    told = {
+    described = {
         value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim]
         for value in (*model.graph.input, *model.graph.value_info)
     }
-    rotated = (told | constants).get(node.input[COS]) or [0]
+    rotated = (described | constants).get(node.input[COS]) or [0]
     return 2 * rotated[-1] == head_size
 
 

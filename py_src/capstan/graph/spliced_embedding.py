@@ -145,8 +145,8 @@ def without_places(model: ModelProto) -> tuple[ModelProto, Placing | None]:
     """The graph without these inputs, for runs over only ids, and the placing that restores them; None for a graph
     without them.
     """
-    told = {value.name: value.type.tensor_type for value in model.graph.input}
-    if FEATURES not in told or PLACES not in told:
+    described = {value.name: value.type.tensor_type for value in model.graph.input}
+    if FEATURES not in described or PLACES not in described:
         return model, None
     made = copy_of(model)
     wiring = Wiring(made.graph)
@@ -155,7 +155,7 @@ def without_places(model: ModelProto) -> tuple[ModelProto, Placing | None]:
     [where] = wiring.consumers[unsqueeze.output[0]]
     [gather] = wiring.consumers[FEATURES]
     [cast] = wiring.consumers[gather.output[0]]
-    kind = told[FEATURES]
+    kind = described[FEATURES]
     placing = Placing(where.input[1], where.output[0], kind.elem_type, cast.attribute[0].i, kind.shape.dim[1].dim_value)
     for node in made.graph.node:
         node.input[:] = [placing.texts if name == placing.target else name for name in node.input]

@@ -58,8 +58,8 @@ def split_caches(
     for node in [node for node in result.graph.node if node.op_type == "GroupQueryAttention"]:
         if len(node.input) > PAST_KEY and node.input[PAST_KEY] in large:
             divide(result.graph, node, large[node.input[PAST_KEY]], parts)
-    told = (SplitCache(pair.past, pair.heads * pairs[pair], parts) for pair in large.values())
-    return result, tuple(told)
+    described = (SplitCache(pair.past, pair.heads * pairs[pair], parts) for pair in large.values())
+    return result, tuple(described)
 
 
 def whole_because(model: ModelProto, pairs: Sequence[CachePair]) -> str:

@@ -191,7 +191,7 @@ class _Builder:
             raise _ClashError(self._clashes, graph)
         accepting = [any(state in self._accepts for state in members) for members in self._members]
         if not self._ambiguous:
-            self._require_ends_told(accepting)
+            self._require_marked_ends(accepting)
         return Automaton(self._class, [row for row in self._steps if row is not None], accepting, self._ambiguous)
 
     def _state(self, given: Iterable[int], owner: str) -> int:
@@ -251,8 +251,8 @@ class _Builder:
                 targets[key] = self._state(states, owner)
             row[symbol] = (((), targets[key]),)
         by: dict[int, str] = {}
-        for name, behind in calls.items():
-            following = self._state(behind, owner)
+        for name, after in calls.items():
+            following = self._state(after, owner)
             self._calls[name].append((owner, following))
             ends = self._members[following] == {graph.accepts[owner]}
             for symbol, steps in self._row(self._number[self._closed([graph.starts[name]])]).items():
@@ -266,7 +266,7 @@ class _Builder:
         self._making.discard(number)
         return row
 
-    def _require_ends_told(self, accepting: list[bool]) -> None:
+    def _require_marked_ends(self, accepting: list[bool]) -> None:
         """Raise _ClashError for rules that can continue with a byte that can also follow them."""
         first = [set(row or ()) for row in self._steps]
         follow: dict[str, set[int]] = {name: set() for name in self._calls}

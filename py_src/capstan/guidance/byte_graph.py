@@ -82,11 +82,11 @@ class ByteGraph:
         self.calls.append(None)
         return len(self.edges) - 1
 
-    def _compiled(self, node: Node, behind: int) -> int:
+    def _compiled(self, node: Node, end: int) -> int:
         """The state from which the node's texts lead to `end`. Nested nodes wait in a list, since recursion could be as
         deep as an object has properties.
         """
-        waiting = [((id(node), behind), self._compile(node, behind))]
+        waiting = [((id(node), end), self._compile(node, end))]
         found: int | None = None
         while waiting:
             key, steps = waiting[-1]
@@ -102,78 +102,78 @@ class ByteGraph:
         assert found is not None
         return found
 
-    def _compile(self, node: Node, behind: int) -> Compiling:
+    def _compile(self, node: Node, end: int) -> Compiling:
         match node:
             case Text(text):
-                return self._run(tuple((byte, byte) for byte in text.encode()), behind)
+                return self._run(tuple((byte, byte) for byte in text.encode()), end)
             case Special():
-                return self._run(tuple((byte, byte) for byte in node.data), behind)
+                return self._run(tuple((byte, byte) for byte in node.data), end)
             case Chars(ranges):
                 state = self._state()
                 for first, last in ranges:
                     for (low, high), *run in byte_runs_apart(first, last):
-                        self.edges[state].append((low, high, self._run(tuple(run), behind)))
+                        self.edges[state].append((low, high, self._run(tuple(run), end)))
                 return state
             case Series(items):
                 for item in reversed(items):
-                    behind = yield item, behind
-                return behind
+                    end = yield item, end
+                return end
             case Choice(items):
                 state = self._state()
                 for item in items:
-                    self.empty[state].append((yield item, behind))
+                    self.empty[state].append((yield item, end))
                 return state
             case Repeat(item, least, most):
-                return (yield from self._repeated(self._shared(item), least, most, behind))
+                return (yield from self._repeated(self._shared(item), least, most, end))
             case Machine():
-                return self._machine(node, behind)
+                return self._machine(node, end)
             case Edge() | Look():
                 raise AssertionError("regex.py makes a Machine of these")
             case Rule(name):
                 if name not in self._called:
-                    behind = yield self._nodes[name], behind
-                    return behind
+                    end = yield self._nodes[name], end
+                    return end
                 state = self._state()
-                self.calls[state] = (name, behind)
+                self.calls[state] = (name, end)
                 return state
 
-    def _machine(self, machine: Machine, behind: int) -> int:
+    def _machine(self, machine: Machine, end: int) -> int:
         states = [self._state() for _ in machine.ends]
         for state, row, ends in zip(states, machine.steps, machine.ends, strict=True):
             for first, last, target in row:
                 for (low, high), *run in byte_runs_apart(first, last):
                     self.edges[state].append((low, high, self._run(tuple(run), states[target])))
-            self.empty[state] = ends * [behind]
+            self.empty[state] = ends * [end]
         return states[0]
 
-    def _run(self, run: tuple[tuple[int, int], ...], behind: int) -> int:
+    def _run(self, run: tuple[tuple[int, int], ...], end: int) -> int:
         """The state from which these bytes, each in its range, lead to `end`."""
         for at in reversed(range(len(run))):
-            key = (run[at:], behind) if len(run) < 4 else None
+            key = (run[at:], end) if len(run) < 4 else None
             found = None if key is None else self._runs.get(key)
             if found is None:
                 found = self._state()
-                self.edges[found].append((*run[at], behind))
+                self.edges[found].append((*run[at], end))
                 if key is not None:
                     self._runs[key] = found
-            behind = found
-        return behind
+            end = found
+        return end
 
-    def _repeated(self, item: Node, least: int, most: int | None, behind: int) -> Compiling:
+    def _repeated(self, item: Node, least: int, most: int | None, end: int) -> Compiling:
         if most is None:
             after = self._state()
-            self.empty[after] = [(yield item, after), behind]
+            self.empty[after] = [(yield item, after), end]
             for _ in range(least):
                 after = yield item, after
             return after
-        after = behind
+        after = end
         for number in reversed(range(most)):
             one = yield item, after
             if number < least:
                 after = one
             else:
                 after = self._state()
-                self.empty[after] = [one, behind]
+                self.empty[after] = [one, end]
         return after
 
     def _shared(self, item: Node) -> Node:

@@ -36,7 +36,7 @@ def members(
     comma, blank = layout.comma, layout.blank
     top = max(1, least, most or 0)
 
-    def behind_pairs(count: int) -> Node | None:
+    def pairs_after(count: int) -> Node | None:
         end: Node = blank if count else Text("")
         missing = max(0, least - count)
         room = None if most is None else most - count
@@ -50,7 +50,7 @@ def members(
         return Repeat(Series((others, more, blank)), missing, 1)
 
     # The next node by the number of pairs so far, where `top` stands for `top` or more.
-    nexts = [behind_pairs(count) for count in range(top + 1)]
+    nexts = [pairs_after(count) for count in range(top + 1)]
     for pair, needed in reversed(pairs):
         behind = [None if node is None else grammar.add("members", node) for node in nexts]
         nexts = []

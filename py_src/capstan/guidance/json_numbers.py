@@ -91,8 +91,8 @@ def multiples(kind: str, step: float) -> Dfa | None:
 
     def ends(state: tuple[str, int, int]) -> bool:
         part, digits, remainder = state
-        told = part in ("zero", "whole") or (part == "fraction" and digits > 0)
-        return told and remainder * 10 ** (places - digits) % size == 0
+        described = part in ("zero", "whole") or (part == "fraction" and digits > 0)
+        return described and remainder * 10 ** (places - digits) % size == 0
 
     symbols = [chars(character).ranges for character in "0123456789-."]
     return explored(("start", 0, 0), symbols, after, ends)

@@ -24,6 +24,7 @@ from .schema_keywords import (
     Schema,
     asks,
     count,
+    distinguished,
     modern,
     pointer,
     refuse,
@@ -31,7 +32,6 @@ from .schema_keywords import (
     require_known,
     require_shape,
     require_sound,
-    told_apart,
     types_of,
 )
 from .schemas import MOST_VALUES, Schemas
@@ -159,8 +159,8 @@ class _Converter:
         inside = members(self.grammar, self._layout, pairs, other, least, most)
         if inside is None:
             what = "minProperties" if "minProperties" in schema else "maxProperties"
-            told = f"{len(pairs)} named ones" + (" and one more" if other else "")
-            refuse(f"{at}/{what}", f"{schema.get(what)}", f"only {told} are known to differ")
+            described = f"{len(pairs)} named ones" + (" and one more" if other else "")
+            refuse(f"{at}/{what}", f"{schema.get(what)}", f"only {described} are known to differ")
         return Series((Text("{"), self._layout.blank, inside, Text("}")))
 
     def _name_pattern(self, pattern: str, at: str) -> tuple[Dfa, Dfa]:
@@ -189,12 +189,12 @@ class _Converter:
 
     def _array(self, schema: Schema, at: str) -> Node:
         least, most = count(schema, "minItems", at, 0) or 0, count(schema, "maxItems", at, None)
-        first, behind = "prefixItems", "items"
+        first, later = "prefixItems", "items"
         if isinstance(schema.get("items"), list):
-            first, behind = "items", "additionalItems"
+            first, later = "items", "additionalItems"
         before: Sequence[Any] = schema.get(first, [])
-        items = schema.get(behind, True)
-        if self._schemas.resolved(items, f"{at}/{behind}") is False:
+        items = schema.get(later, True)
+        if self._schemas.resolved(items, f"{at}/{later}") is False:
             most = min(len(before), most) if most is not None else len(before)
         if most is not None and least > most:
             refuse(f"{at}/minItems", f"{least}", f"at most {most} items are allowed")
@@ -206,7 +206,7 @@ class _Converter:
         fixed = fixed if most is None else fixed[:most]
         rest: Node = self._layout.blank if fixed else Text("")
         if most is None or most > len(fixed):
-            item = self.value(items, f"{at}/{behind}")
+            item = self.value(items, f"{at}/{later}")
             low, high = max(least - len(fixed), 0), None if most is None else most - len(fixed)
             if fixed:
                 rest = Series((Repeat(Series((comma, item)), low, high), self._layout.blank))
@@ -244,9 +244,9 @@ class _Converter:
                 bounds[name] = (10**MOST_DIGITS - 1) * (1 if bound > 0 else -1)
         ranged = integer_range if kind == "integer" else number_range
         found = ranged(bounds) if bounds else None
-        told = " and ".join(f"{name} {value}" for name, value in bounds.items())
+        described = " and ".join(f"{name} {value}" for name, value in bounds.items())
         if bounds and found is None:
-            refuse(at, told, f"no {kind} fits them")
+            refuse(at, described, f"no {kind} fits them")
         if "multipleOf" not in schema:
             return found or (INTEGER if kind == "integer" else NUMBER)
         steps = multiples(kind, schema["multipleOf"])
@@ -256,7 +256,7 @@ class _Converter:
         if found is not None:
             steps = both([steps, determined(found)])
         if not steps.ends:
-            refuse(f"{at}/multipleOf", f"{schema['multipleOf']}", f"no {kind} fits it and {told}")
+            refuse(f"{at}/multipleOf", f"{schema['multipleOf']}", f"no {kind} fits it and {described}")
         return steps.machine()
 
     def _values(self, schema: Schema, name: str, at: str) -> Node:
@@ -274,7 +274,7 @@ class _Converter:
         if name == "anyOf" and any(part is True or not any(map(asks, part)) for part in parts):
             return any_value(self.grammar, self._layout)
         if name == "oneOf" and not self._coerced:
-            parts = list(told_apart(parts))
+            parts = list(distinguished(parts))
             require_apart(parts, f"{at}/{name}")
         nodes = [self.value(part, place) for part, place in zip(parts, places, strict=True)]
         return nodes[0] if len(nodes) == 1 else Choice(tuple(nodes))

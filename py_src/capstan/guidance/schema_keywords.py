@@ -32,7 +32,7 @@ __all__ = [
     "require_sound",
     "require_apart",
     "require_known",
-    "told_apart",
+    "distinguished",
     "types_of",
 ]
 
@@ -199,7 +199,7 @@ def is_a(kind: str, value: Any) -> bool:
     return kind == ("string" if isinstance(value, str) else "array" if isinstance(value, list) else "object")
 
 
-def told_apart(parts: Sequence[Any]) -> Sequence[Any]:
+def distinguished(parts: Sequence[Any]) -> Sequence[Any]:
     """The branches, with a required property whose fixed values differ in each branch and so distinguish them."""
     if len(parts) < 2 or not all(isinstance(part, Mapping) and part.get("type") == "object" for part in parts):
         return parts

@@ -116,9 +116,9 @@ def _writer(content: Mapping[str, Any]) -> Callable[[str], str]:
         return lambda token: token
     if {"ByteFallback", "Metaspace"} & set(kinds) or _replaces_blank(content):
         return _of_pieces
-    told = " and ".join(map(str, kinds)) or "no"
+    described = " and ".join(map(str, kinds)) or "no"
     return _refuse(
-        f"a {content['model'].get('type')} model with {told} decoder does not define the bytes of its tokens"
+        f"a {content['model'].get('type')} model with {described} decoder does not define the bytes of its tokens"
     )
 
 

@@ -65,8 +65,8 @@ class SourceIdentity:
     @property
     def sha256(self) -> str | None:
         """The SHA-256 of the whole file, as hex; None if the source does not give it."""
-        told = re.fullmatch(r"sha256 ([0-9a-f]{64})", self.validator or "")
-        return told[1] if told else None
+        described = re.fullmatch(r"sha256 ([0-9a-f]{64})", self.validator or "")
+        return described[1] if described else None
 
     @property
     def name_key(self) -> str:
@@ -165,7 +165,7 @@ class Source(Protocol):
         plan: LoadPlan,
         file: DataFile | None,
         sink: Sink,
-        told: Callable[[int], None],
+        report: Callable[[int], None],
         hashed: Callable[[int, bytes], None] | None,
     ) -> Outcome:
         """Load a part of the file from the open file or the source into the sink, in ascending order

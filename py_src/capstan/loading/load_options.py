@@ -54,8 +54,8 @@ class Row:
     def refusal(self, name: str, value: Any) -> str | None:
         """The message about an invalid value, with the option's name at the caller; None for a valid one."""
         if self.choices and value not in self.choices:
-            told = ", ".join(map(repr, self.choices)) + (", or None" if self.default is None else "")
-            return f"{name} is {value!r}; it must be one of {told}"
+            described = ", ".join(map(repr, self.choices)) + (", or None" if self.default is None else "")
+            return f"{name} is {value!r}; it must be one of {described}"
         if self.least is not None and not self.least <= value <= (value if self.most is None else self.most):
             return f"{name} is {value!r}; it must be " + (
                 f"at least {self.least}" if self.most is None else f"from {self.least} to {self.most}"
@@ -202,5 +202,5 @@ def require_options(table: Any, options: Mapping[str, Any], pages: bool = False)
     with `host`, unless `pages` is true."""
     for name, row in rows(table).items():
         value = options.get(name)
-        if value is not None and (pages or not row.host) and (told := row.refusal(name, value)):
-            raise OptionError(told)
+        if value is not None and (pages or not row.host) and (described := row.refusal(name, value)):
+            raise OptionError(described)

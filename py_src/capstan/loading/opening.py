@@ -40,7 +40,7 @@ __all__ = [
     "search_options",
     "set_stall_timeout",
     "source_of",
-    "told_facts",
+    "facts_report",
 ]
 
 CONFIGURED = "configured"
@@ -66,7 +66,7 @@ def search_options(config: GenaiConfig) -> SearchOptions:
     )
 
 
-def told_facts(facts: ModelFacts, search: SearchOptions) -> dict[str, Any]:
+def facts_report(facts: ModelFacts, search: SearchOptions) -> dict[str, Any]:
     """A model's facts in the form for pages (ModelFacts in web/src/wire/protocol.ts); `search` are the options of its
     files.
     """
@@ -318,7 +318,7 @@ async def read_small_files(
         wanted = source.options.get("hears")
         found = await find_model(host, place, source.device_for(), dtype, keep, progress, overlay, wanted)
         config = found.config
-        search_options(config).tell_ignored()
+        search_options(config).warn_ignored()
         if config.no_tokens:
             vocabulary = f"the vocabulary has {config.vocab_size} tokens"
             fall_back(f"{', '.join(config.no_tokens)} of {config.name}", vocabulary, "the model is run without")
@@ -341,9 +341,9 @@ async def read_small_files(
         if written is not None and TEMPLATE_FILE not in files:
             template = parse_object(written, place.folder + CHAT_TEMPLATE).get("chat_template")
             files |= {TEMPLATE_FILE: template} if isinstance(template, str) else {}
-        said = await host.read_optional(place.folder, GENERATION_CONFIG)
-        if said is not None:
-            files[GENERATION_CONFIG] = utf_8(said, place.folder + GENERATION_CONFIG)
+        stated = await host.read_optional(place.folder, GENERATION_CONFIG)
+        if stated is not None:
+            files[GENERATION_CONFIG] = utf_8(stated, place.folder + GENERATION_CONFIG)
     return found, files
 
 

@@ -34,8 +34,8 @@ def seeing_config(
     root = Section(folder + "config.json", "", parse_object(config, folder + "config.json"))
     text, vision = root.section("text_config"), root.section("vision_config")
     whole = {key: root.value[key] for key in OF_THE_MODEL if root.value.get(key) is not None}
-    told = {**whole, **text.value, "model_type": root.text("model_type")}
-    found, _ = derived_config(json.dumps(told).encode(), generation, decoder, files[0], folder)
+    described = {**whole, **text.value, "model_type": root.text("model_type")}
+    found, _ = derived_config(json.dumps(described).encode(), generation, decoder, files[0], folder)
     side, patch = field(vision, ("image_size",)), field(vision, ("patch_size",))
     scale = field(root, ("scale_factor",))
     placeholder = root.token("image_token_id", found.vocab_size)

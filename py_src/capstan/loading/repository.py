@@ -259,10 +259,10 @@ def agreed(root: Section, keys: tuple[str, ...], found: int | None, where: str) 
     key = next((key for key in keys if root.value.get(key) is not None), None)
     if key is None and found is not None:
         return found
-    said = field(root, keys)
-    if found is not None and said != found:
-        raise ConfigError(f"{root.where(str(key))} is {said}, but the graph has {found} ({where}); {REMEDY}")
-    return said
+    declared = field(root, keys)
+    if found is not None and declared != found:
+        raise ConfigError(f"{root.where(str(key))} is {declared}, but the graph has {found} ({where}); {REMEDY}")
+    return declared
 
 
 def field(root: Section, keys: tuple[str, ...]) -> int:
@@ -299,8 +299,8 @@ def original_length(root: Section) -> int:
             found = scaling.get("original_max_position_embeddings") or root.value.get(
                 "original_max_position_embeddings"
             )
-            told = Section(root.file, key, {"original_max_position_embeddings": found})
-            return field(told, ("original_max_position_embeddings",))
+            described = Section(root.file, key, {"original_max_position_embeddings": found})
+            return field(described, ("original_max_position_embeddings",))
     return 0
 
 

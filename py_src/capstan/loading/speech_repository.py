@@ -98,8 +98,8 @@ async def find_speech(
     """
     root = Section(folder + "config.json", "", parse_object(config, folder + "config.json"))
     files = [await choose_file(host, folder, name, device, dtype) for name in SPEECH_FILES]
-    said = await host.read_optional(folder, GENERATION_CONFIG)
-    found = derived_speech(root, said, folder, *files)
+    declared = await host.read_optional(folder, GENERATION_CONFIG)
+    found = derived_speech(root, declared, folder, *files)
     read = await asyncio.gather(*(host.read_graph(folder, name, keep, progress) for name in files))
     encoder, decoder = (parse(data, folder + name) for data, name in zip(read, files, strict=True))
     with contradictions(folder + files[1]):
@@ -159,14 +159,14 @@ def sizes_of(root: Section, encoder: str, decoder: str) -> SpeechSizes:
 
 def derived_speech(root: Section, generation: bytes | None, folder: str, encoder: str, decoder: str) -> GenaiConfig:
     """The genai_config.json of the pair. Raises ConfigError."""
-    said = Section(folder + GENERATION_CONFIG, "", parse_object(generation or b"{}", folder + GENERATION_CONFIG))
+    declared = Section(folder + GENERATION_CONFIG, "", parse_object(generation or b"{}", folder + GENERATION_CONFIG))
     kind = kind_of(root)
     vocab_size, width = field(root, ("vocab_size",)), field(root, (kind.width,))
     heads = field(root, (kind.heads,))
     if width % heads:
         raise root.error(kind.heads, f"a divisor of {kind.width} ({width})", REMEDY)
     eos, pad = (
-        (said if said.value.get(key) is not None else root).tokens(key, vocab_size)
+        (declared if declared.value.get(key) is not None else root).tokens(key, vocab_size)
         for key in ("eos_token_id", "pad_token_id")
     )
     if not eos:

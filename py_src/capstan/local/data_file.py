@@ -54,7 +54,7 @@ class DiskSource:
         plan: LoadPlan,
         file: DataFile | None,
         sink: Sink,
-        told: Callable[[int], None],
+        report: Callable[[int], None],
         hashed: Callable[[int, bytes], None] | None,
     ) -> Outcome:
         """Stores nothing; see capstan.host.storage_interface.Source."""

@@ -18,7 +18,7 @@ LIMITS = {
 }
 
 
-MOST_TOLD = 8 << 30
+MOST_REPORTED = 8 << 30
 """Browsers report at most this size for larger machines; some report more."""
 FLOAT_BYTES = 4
 SHARE = 2
@@ -75,7 +75,7 @@ class Fit:
         remedy; empty without one.
         """
         need = self.requirements
-        if not 0 < self.machine < MOST_TOLD or SHARE * need.total.bytes <= self.machine:
+        if not 0 < self.machine < MOST_REPORTED or SHARE * need.total.bytes <= self.machine:
             return ""
         return (
             f"it takes {need.total.bytes} bytes with max_length {need.max_length}; the browser reports {self.machine} "

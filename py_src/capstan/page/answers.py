@@ -28,13 +28,21 @@ from ..generation.token_scores import begin_of
 from ..generation.token_times import Timing
 from ..host.tracing import begin_trace, end_trace
 from ..loading.load_options import FitOptions, taken
-from ..loading.opening import told_facts
+from ..loading.opening import facts_report
 from ..text.chat_prompts import template_options
 from ..tokenizer import Tokenizer
 from .adapter_requests import adapt
 from .chat_answers import answer_stream, with_call, with_pictures
-from .completion import complete, generator_params, limit_length, require_one_sequence, searched, told_ready, told_steps
-from .inspection import burst_list, plan_for, tape_of, tell_alternatives, told_times
+from .completion import (
+    complete,
+    generator_params,
+    limit_length,
+    ready_report,
+    require_one_sequence,
+    searched,
+    steps_report,
+)
+from .inspection import burst_list, emit_alternatives, plan_for, tape_of, times_report
 from .memory_requests import live_memory, stored_weights
 from .page_session import CHAT_LENGTH, PageSession, chat_length, folder_of
 from .requests import (
@@ -77,15 +85,15 @@ async def get_ready(session: PageSession, request: LoadRequest) -> dict[str, Any
     can_chat = Tokenizer(model).has_chat_template
     if can_chat:
         generator = (await session.conversation_with(model, request)).generator
-        told_ready(model, generator)
-        session.prepare_unasked(model, generator)
+        ready_report(model, generator)
+        session.prepare_ahead(model, generator)
     return {
         "device": model.device_type,
         "adapter": model.adapter,
         "context_length": model.config.context_length,
         "can_chat": can_chat,
         "begin_token_id": begin_of(model.config),
-        "model": told_facts(model.facts, model.search),
+        "model": facts_report(model.facts, model.search),
         "load_times": model.load_times,
     }
 
@@ -129,10 +137,10 @@ async def chat(session: PageSession, request: ChatRequest) -> dict[str, Any]:
     request = with_call(tokenizer, request)
     talk = await session.conversation_with(model, request)
     generator = talk.generator
-    tell = told_steps(model, generator)
+    report = steps_report(model, generator)
     if not request["messages"]:
-        session.prepare_unasked(model, generator)
-        return {**tell(), "max_length": generator.max_length}
+        session.prepare_ahead(model, generator)
+        return {**report(), "max_length": generator.max_length}
     require_fitting((message.get("content") for message in request["messages"]), model.config)
     kept = talk.ask(request["messages"], **template_options(request))
     answer = answer_stream(tokenizer, request, talk.prompt, generator.get_sequence(), talk.stops)
@@ -149,7 +157,7 @@ async def chat(session: PageSession, request: ChatRequest) -> dict[str, Any]:
             added = generator.token_count() == prompt + len(begun) + len(ids)
         parts = answer.push(token if added else None, delta)
         host_calls.emit(text_event(delta, token, likelihood(generator, tokenizer, request) if added else None, parts))
-        tell()
+        report()
 
     try:
         reason = await talk.answer(request.get("max_new_tokens"), show, begun)
@@ -164,9 +172,9 @@ async def chat(session: PageSession, request: ChatRequest) -> dict[str, Any]:
         "kept_tokens": kept + generator.reused_tokens - reused,
         "sequence_tokens": generator.token_count(),
         "finish_reason": reason,
-        **tell(),
+        **report(),
         "max_length": generator.max_length,
-        **told_times(generator.timing),
+        **times_report(generator.timing),
     }
 
 
@@ -199,7 +207,7 @@ async def alternatives(session: PageSession, request: AlternativesRequest) -> No
         messages = with_pictures(messages, session.pictures)
         talk = await session.conversation_with(model, request)
         talk.ask(messages, **template_options(request))
-        await tell_alternatives(talk.generator, tokenizer, answer, count, ends)
+        await emit_alternatives(talk.generator, tokenizer, answer, count, ends)
         return
     prompt_ids = tokenizer.encode_prompt(request["prompt"] or "")
     params = generator_params(model, request)
@@ -208,7 +216,7 @@ async def alternatives(session: PageSession, request: AlternativesRequest) -> No
     async with Generator(model, params) as generator:
         await adapt(model, generator, request)
         generator.append_tokens(prompt_ids)
-        await tell_alternatives(generator, tokenizer, answer, count, ends)
+        await emit_alternatives(generator, tokenizer, answer, count, ends)
 
 
 async def scores(session: PageSession, request: ScoreRequest) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from ..stages.search import DRAWING
 from ..stages.speculation_options import Speculation
 from ..tokenizer import Tokenizer
 from .adapter_requests import adapt
-from .inspection import burst_list, told_times
+from .inspection import burst_list, times_report
 from .requests import RunRequest
 from .text_events import Choice, watch
 
@@ -32,8 +32,8 @@ __all__ = [
     "limit_length",
     "require_one_sequence",
     "searched",
-    "told_ready",
-    "told_steps",
+    "ready_report",
+    "steps_report",
 ]
 
 
@@ -64,7 +64,7 @@ async def complete(
         host_calls.emit({"kind": "status", "text": "preparing the decode step"})
         # Only the first token is awaited.
         await generator.prepare_async(record=False)
-        tell = told_steps(model, generator)
+        report = steps_report(model, generator)
         host_calls.emit({"kind": "status", "text": "generating"})
         watch(generator, request)
         generator.timing.bursts = burst_list(request)
@@ -74,18 +74,18 @@ async def complete(
             for choice, token, goes in zip(choices, generator.get_next_tokens(), going, strict=True):
                 if goes:
                     choice.take(token, token not in search.end_token_ids, generator, request)
-            tell()
-        told = [
+            report()
+        described = [
             {**choice.end(), "token_ids": choice.ids, "finish_reason": limit if reason == "length" else reason}
             for choice, reason in zip(choices, generator.finish_reasons, strict=True)
         ]
         return {
-            **told[0],
-            **({} if len(told) == 1 else {"choices": told}),
+            **described[0],
+            **({} if len(described) == 1 else {"choices": described}),
             "prompt_ids": [*prompt],
-            **tell(),
+            **report(),
             "tape_passes": generator.tape_passes,
-            **told_times(generator.timing),
+            **times_report(generator.timing),
             "counters": generator.counters,
             "speculation": None if generator.speculation is None else asdict(generator.speculation),
         }
@@ -149,7 +149,7 @@ def limit_length(params: GeneratorParams, model: Model, prompt: int, new_tokens:
     return "max_new_tokens" if prompt + new_tokens < room else "length"
 
 
-def told_ready(model: Model, generator: Generator) -> dict[str, Any]:
+def ready_report(model: Model, generator: Generator) -> dict[str, Any]:
     """The facts about the generator's steps, of which the page is also notified."""
     about = {
         "model": str(model.facts),
@@ -163,19 +163,19 @@ def told_ready(model: Model, generator: Generator) -> dict[str, Any]:
     return about
 
 
-def told_steps(model: Model, generator: Generator) -> Callable[[], dict[str, Any]]:
+def steps_report(model: Model, generator: Generator) -> Callable[[], dict[str, Any]]:
     """Notify the page of facts about the generator's steps. The returned function, called after a token, notifies it
     that the next token waits for the recording of the decode step, and of new facts; it returns the latest facts.
     """
-    about, recording = told_ready(model, generator), False
+    about, recording = ready_report(model, generator), False
 
-    def tell() -> dict[str, Any]:
+    def report() -> dict[str, Any]:
         nonlocal about, recording
         if recording != generator.records_next:
             recording = generator.records_next
             text = "recording and checking the decode step" if recording else "answering"
             host_calls.emit({"kind": "status", "text": text})
-            about = about if recording else told_ready(model, generator)
+            about = about if recording else ready_report(model, generator)
         return about
 
-    return tell
+    return report

@@ -18,7 +18,7 @@ from ..model_files.hub import HubRepository
 from ..tokenizer import Tokenizer
 from .requests import RunRequest
 
-__all__ = ["CONTEXT_TOKENS", "burst_list", "plan_for", "tape_of", "tell_alternatives", "texts_behind", "told_times"]
+__all__ = ["CONTEXT_TOKENS", "burst_list", "plan_for", "tape_of", "emit_alternatives", "texts_after", "times_report"]
 
 CONTEXT_TOKENS = 8
 """A token's text is its addition to the text of this number of tokens before it."""
@@ -26,7 +26,7 @@ REPEATS = 4
 """Repetitions of each operation's timing, of which the median is used."""
 
 
-def texts_behind(tokenizer: Tokenizer, before: Sequence[int]) -> Callable[[int], str]:
+def texts_after(tokenizer: Tokenizer, before: Sequence[int]) -> Callable[[int], str]:
     """A function that returns the text which a token adds to the tokens before it."""
     known = tokenizer.decode(before)
 
@@ -37,7 +37,7 @@ def texts_behind(tokenizer: Tokenizer, before: Sequence[int]) -> Callable[[int],
     return text
 
 
-async def tell_alternatives(
+async def emit_alternatives(
     generator: Generator, tokenizer: Tokenizer, answer: Sequence[int], count: int, ends: Sequence[int]
 ) -> None:
     """Run the model over the answer, which follows the generator's sequence, and notify the page of each token in turn.
@@ -45,7 +45,7 @@ async def tell_alternatives(
     """
     before = generator.get_sequence()[-CONTEXT_TOKENS:]
     for place, token in enumerate(answer):
-        text_of = texts_behind(tokenizer, before)
+        text_of = texts_after(tokenizer, before)
 
         def about(token: int, log_probability: float, text_of: Callable[[int], str] = text_of) -> dict[str, Any]:
             text, probability = text_of(token), math.exp(log_probability)
@@ -89,7 +89,7 @@ def burst_list(request: RunRequest) -> list[BurstTimes] | None:
     return [] if request.get("timeline") else None
 
 
-def told_times(timing: Timing) -> dict[str, Any]:
+def times_report(timing: Timing) -> dict[str, Any]:
     """The times of a run and, if they were kept, those of its bursts, in milliseconds since the first token was
     requested.
     """
@@ -101,11 +101,11 @@ def told_times(timing: Timing) -> dict[str, Any]:
         "copying_ms": timing.copying_ms,
     }
 
-    def told(burst: BurstTimes) -> list[float]:
+    def described(burst: BurstTimes) -> list[float]:
         stamps = (burst.encoded, burst.submitted, burst.done, burst.readable, burst.entered)
         return [*(round(at - since, 3) for at in stamps), burst.picks]
 
-    return times if timing.bursts is None else {**times, "bursts": [told(burst) for burst in timing.bursts]}
+    return times if timing.bursts is None else {**times, "bursts": [described(burst) for burst in timing.bursts]}
 
 
 async def tape_of(generator: Generator, prompt: Sequence[int]) -> dict[str, Any]:

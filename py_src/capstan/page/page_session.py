@@ -21,7 +21,7 @@ from ..model_files.hub import HubRepository
 from ..model_files.model_facts import ModelFacts
 from ..tokenizer import Tokenizer
 from .adapter_requests import adapt, forget_adapters
-from .completion import generator_params, require_one_sequence, told_ready
+from .completion import generator_params, ready_report, require_one_sequence
 from .memory_requests import idle_verification
 from .requests import ConversationRequest, ModelFolder, ModelRequest
 
@@ -168,11 +168,11 @@ class PageSession:
             _, _, talk = self.conversations.pop(session)
             await talk.generator.aclose()
 
-    def prepare_unasked(self, model: Model, generator: Generator) -> None:
+    def prepare_ahead(self, model: Model, generator: Generator) -> None:
         """Have the first tokens prepared unless a request follows immediately."""
-        self.recording = asyncio.ensure_future(self.record_unasked(model, generator))
+        self.recording = asyncio.ensure_future(self.record_ahead(model, generator))
 
-    async def record_unasked(self, model: Model, generator: Generator) -> None:
+    async def record_ahead(self, model: Model, generator: Generator) -> None:
         """Record a decode step and compile kernels while no caller waits for an answer; the next request raises the
         errors.
         """
@@ -181,7 +181,7 @@ class PageSession:
         with suppress(CapstanError):
             await generator.prepare_async()
             if not recorded:
-                told_ready(model, generator)
+                ready_report(model, generator)
 
     def leave_unrecorded(self) -> None:
         """Called when a request arrives, whose first token needs no recording; work that the GPU has begun ends

@@ -67,8 +67,8 @@ def require_fields(what: str, place: str, given: Mapping[str, Any], table: Any) 
         if name not in fields:
             raise OptionError(unknown(what, place, name, list(fields)))
         require_type(place + name, value, fields[name])
-        if value is not None and (told := rows(table)[name].refusal(place + name, value)):
-            raise OptionError(told)
+        if value is not None and (described := rows(table)[name].refusal(place + name, value)):
+            raise OptionError(described)
 
 
 def require_type(name: str, value: object, wanted: Any) -> None:
@@ -79,8 +79,8 @@ def require_type(name: str, value: object, wanted: Any) -> None:
     kind = next((kind for kind in kinds if is_of(value, kind)), None)
     if kind is None:
         words = [word for kind in kinds for word in words_of(kind)]
-        told = " or ".join([", ".join(words[:-1]), words[-1]] if words[1:] else words)
-        raise OptionError(f"{name} is {clipped(value)}; it must be {told}")
+        described = " or ".join([", ".join(words[:-1]), words[-1]] if words[1:] else words)
+        raise OptionError(f"{name} is {clipped(value)}; it must be {described}")
     if is_typeddict(kind):
         require_fields(name, f"{name}.", cast("dict[str, Any]", value), kind)
     elif isinstance(value, list):

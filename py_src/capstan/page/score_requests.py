@@ -11,7 +11,7 @@ from ..generation.scored_pairs import Pair, pair_of, score_pair
 from ..model import Model
 from ..tokenizer import Tokenizer
 from .adapter_requests import adapt
-from .inspection import CONTEXT_TOKENS, texts_behind
+from .inspection import CONTEXT_TOKENS, texts_after
 from .requests import ScoreRequest
 
 __all__ = ["score"]
@@ -33,15 +33,15 @@ async def score(model: Model, request: ScoreRequest, usual_length: int) -> dict[
                 f"max_length is {params.search.max_length}: raise it, up to the model's context_length "
                 f"{model.config.context_length}, or shorten the context"
             )
-    told: list[dict[str, Any]] = []
+    described: list[dict[str, Any]] = []
     async with Generator(model, params) as generator:
         await adapt(model, generator, request)
         for pair in pairs:
             about = await score_pair(generator, pair)
             texts = {"texts": texts_of(tokenizer, pair)} if request.get("token_texts") else {}
-            told.append({**about, **texts})
+            described.append({**about, **texts})
         return {
-            "sequences": told,
+            "sequences": described,
             "device": model.device_type,
             "adapter": model.adapter,
             "tape_passes": generator.tape_passes,
@@ -53,6 +53,6 @@ def texts_of(tokenizer: Tokenizer, pair: Pair) -> list[str]:
     """The text that each token adds to the one before it."""
     whole, start = [*pair.context, *pair.tokens], len(pair.context)
     return [
-        texts_behind(tokenizer, whole[max(0, place - CONTEXT_TOKENS) : place])(whole[place])
+        texts_after(tokenizer, whole[max(0, place - CONTEXT_TOKENS) : place])(whole[place])
         for place in range(start, len(whole))
     ]

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from .._js import host_calls
-from ..generation.answer import AnswerStream, told_parts
+from ..generation.answer import AnswerStream, parts_as_json
 from ..generation.generator import Generator
 from ..text.answer_reader import AnswerPart
 from ..text.stream import StoppingStream
 from ..tokenizer import Tokenizer
-from .inspection import CONTEXT_TOKENS, texts_behind
+from .inspection import CONTEXT_TOKENS, texts_after
 from .requests import RunRequest
 
 __all__ = ["Choice", "likelihood", "text_event", "watch"]
@@ -43,20 +43,20 @@ class Choice:
     def take(self, token: int, in_sequence: bool, generator: Generator, request: RunRequest) -> None:
         """Take the next token; an end-of-sequence token is not part of the sequence."""
         self.ids.append(token)
-        told = likelihood(generator, self._tokenizer, request, self._row or 0) if in_sequence else None
+        described = likelihood(generator, self._tokenizer, request, self._row or 0) if in_sequence else None
         text = self._stream.push(token) if in_sequence else ""
         parts = None if self._answer is None else self._answer.push(token if in_sequence else None, text)
-        self._tell(text, token, told, parts)
+        self._emit(text, token, described, parts)
 
     def end(self) -> dict[str, Any]:
         """The whole text and, in a chat, its parts, in the form for replies."""
         rest = self._stream.flush()
         parts = None if self._answer is None else self._answer.end(rest)
         if rest or parts:
-            self._tell(rest, -1, None, parts)
+            self._emit(rest, -1, None, parts)
         return {"text": self.text} if self._answer is None else self._answer.summary()
 
-    def _tell(
+    def _emit(
         self, text: str, token: int, log_probability: dict[str, Any] | None, parts: list[AnswerPart] | None
     ) -> None:
         self.text += text
@@ -68,11 +68,11 @@ def text_event(
     text: str, token: int, log_probability: dict[str, Any] | None, parts: list[AnswerPart] | None = None
 ) -> dict[str, Any]:
     """The event for a token: its text or, in a chat's answer, the parts that it completes, and their text."""
-    told: dict[str, Any] = {} if log_probability is None else {"log_probability": log_probability}
+    described: dict[str, Any] = {} if log_probability is None else {"log_probability": log_probability}
     if parts is not None:
         text = "".join(part.text for part in parts)
-        told["parts"] = told_parts(parts)
-    return {"kind": "text", "text": text, "token_id": token, **told}
+        described["parts"] = parts_as_json(parts)
+    return {"kind": "text", "text": text, "token_id": token, **described}
 
 
 def watch(generator: Generator, request: RunRequest) -> None:
@@ -91,7 +91,9 @@ def likelihood(generator: Generator, tokenizer: Tokenizer, request: RunRequest, 
     if not found:
         return None
     sequence = generator.get_sequence(row)
-    token, text_of = sequence[-1], texts_behind(tokenizer, sequence[-1 - CONTEXT_TOKENS : -1])
-    told = [{"token_id": other, "text": text_of(other), "log_probability": value} for other, value in found.items()]
-    [own] = [each for each in told if each["token_id"] == token]
-    return own | {"top": told[:count]}
+    token, text_of = sequence[-1], texts_after(tokenizer, sequence[-1 - CONTEXT_TOKENS : -1])
+    described = [
+        {"token_id": other, "text": text_of(other), "log_probability": value} for other, value in found.items()
+    ]
+    [own] = [each for each in described if each["token_id"] == token]
+    return own | {"top": described[:count]}

@@ -123,8 +123,8 @@ class SpeechTokens:
             raise OptionError(f"task is {clipped(task)}; it must be one of {', '.join(TASKS)}")
         if not self.languages:
             if language not in (None, "en") or task != TASKS[0]:
-                told = f"task is {task!r}" if task != TASKS[0] else f"language is {clipped(language)}"
-                raise OptionError(f"{told}, but the model knows only English; leave it out, or load another model")
+                described = f"task is {task!r}" if task != TASKS[0] else f"language is {clipped(language)}"
+                raise OptionError(f"{described}, but the model knows only English; leave it out, or load another model")
         elif language is not None and language not in self.languages:
             raise OptionError(f"language is {clipped(language)}; it must be one of {', '.join(self.languages)}")
 

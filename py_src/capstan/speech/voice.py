@@ -90,8 +90,8 @@ class Voice:
         name, spoke = voice or self.default_voice, False
         await self._model.styles(name)
         async for sentence in sentences(text):
-            said = sentence if phonemes else await self._phonemes(sentence, name)
-            known = "".join(symbol for symbol in " ".join(said.split()) if symbol in self._model.symbols)
+            spoken = sentence if phonemes else await self._phonemes(sentence, name)
+            known = "".join(symbol for symbol in " ".join(spoken.split()) if symbol in self._model.symbols)
             for piece in pieces(known.strip()):
                 async with self._turn:
                     samples = await self._model.run(piece, name, speed)
@@ -125,10 +125,10 @@ class Voice:
     async def _phonemes(self, text: str, voice: str) -> str:
         if self._phonemize is not None:
             found = self._phonemize(text, voice)
-            said = await found if inspect.isawaitable(found) else found
-            if not isinstance(said, str):
-                raise OptionError(f"phonemize gave {said!r}; it must give a text of phonemes")
-            return said
+            spoken = await found if inspect.isawaitable(found) else found
+            if not isinstance(spoken, str):
+                raise OptionError(f"phonemize gave {spoken!r}; it must give a text of phonemes")
+            return spoken
         language = language_of(voice)
         if language not in ("en-US", "en-GB"):
             raise OptionError(

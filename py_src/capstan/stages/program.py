@@ -131,7 +131,7 @@ def sampler_program(
     row_words = ids_at + (1 + capacity) * sequence
     words |= {"rows_at": len(table), "row_words": row_words, "bans_at": bans_at}
     words |= {"allowed_at": allowed_at, "own_at": own_at, "ids_at": ids_at}
-    words |= {"drafts_at": drafts_at, "draft_behind": drafting.ngram_size, "chained": int(drafting.chained)}
+    words |= {"drafts_at": drafts_at, "draft_after": drafting.ngram_size, "chained": int(drafting.chained)}
     padding = -len(words) % _VECTOR
     room = max(LEAST_END_TOKENS, 1 << (len(ends) - 1).bit_length())
     end_words = [*ends, *[0] * (room - len(ends))]

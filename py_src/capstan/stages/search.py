@@ -160,7 +160,7 @@ class SearchOptions(
         # A penalty is rounded to float32.
         return {"do_sample": not self.greedy, **{name: round(getattr(self, name), 6) for name in PICKING}}
 
-    def tell_ignored(self) -> None:
+    def warn_ignored(self) -> None:
         """Count a diversity_penalty as a step down."""
         if self.diversity_penalty:
             reason = "neither Capstan nor onnxruntime-genai has groups of beams"

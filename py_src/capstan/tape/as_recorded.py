@@ -30,7 +30,7 @@ def why_as_recorded(
 
         matmul_nbits: rows of 72 elements in blocks of 16 are not a multiple of 32 (7 times); ...
     """
-    told: Counter[str] = Counter()
+    described: Counter[str] = Counter()
     uploaded = recording.uploaded()
     for node in placement.nodes:
         if not isinstance(node.what, Recorded):
@@ -47,11 +47,11 @@ def why_as_recorded(
         elif found is not None:
             kernel, signature = found
             name = kernel.kind
-            off = f"the pass {signature.asked_by!r} is off"
-            other = PART if signature.asked_by == "attention" else ALONE
-            why = signature.why(kernel) or other if signature.asked_by in passes else off
-        told[f"{name}: {why}"] += 1
-    return "; ".join(text if count == 1 else f"{text} ({count} times)" for text, count in told.items())
+            off = f"the pass {signature.requested_by!r} is off"
+            other = PART if signature.requested_by == "attention" else ALONE
+            why = signature.why(kernel) or other if signature.requested_by in passes else off
+        described[f"{name}: {why}"] += 1
+    return "; ".join(text if count == 1 else f"{text} ({count} times)" for text, count in described.items())
 
 
 SIGNATURES = tuple(signature for rules in RULES for signature in rules.signatures)

@@ -85,7 +85,7 @@ class Signature:
     """The signature by which a kernel's WGSL is recognised, and the operation that it computes."""
 
     kind: str
-    asked_by: str
+    requested_by: str
     """The pass that replaces the kernel, a name in PASSES."""
     bindings: tuple[str, ...]
     """The bindings in order, without uniforms."""
@@ -252,7 +252,7 @@ def read_step(
             return None  # The step writes this buffer, perhaps again before our kernel runs.
         kernel, signature = found
         kernels[index] = Met(kernel, index, reads, writes, values)
-        return signature.parts(kernels[index]) if signature.asked_by in lift else None
+        return signature.parts(kernels[index]) if signature.requested_by in lift else None
 
     graph = walk(recording, ops, lasting, values, lifted)
     for each in rules:

@@ -33,10 +33,10 @@ class AnswerFormat:
     """The form of a family's answers."""
 
     name: str
-    told_by: tuple[tuple[str, ...], ...]
+    known_by: tuple[tuple[str, ...], ...]
     """Groups of texts in the family's chat templates: a template with all texts of one group is of the family."""
     calls: CallForm | None
-    not_told_by: tuple[str, ...] = ()
+    not_known_by: tuple[str, ...] = ()
     """Texts that are in none of the family's templates."""
     thinking: tuple[str, str] = ("<think>", "</think>")
     """The marks around reasoning."""
@@ -45,10 +45,10 @@ class AnswerFormat:
     channels: bool = False
     """Whether an answer is a series of messages in channels, as in gpt-oss."""
 
-    def is_told_by(self, template: str) -> bool:
-        if any(text in template for text in self.not_told_by):
+    def is_known_by(self, template: str) -> bool:
+        if any(text in template for text in self.not_known_by):
             return False
-        return any(all(text in template for text in group) for group in self.told_by)
+        return any(all(text in template for text in group) for group in self.known_by)
 
     @property
     def thinking_marks(self) -> tuple[str, ...]:
@@ -138,7 +138,7 @@ FORMATS = (
     AnswerFormat("Granite 3", (("<|tool_call|>", "<|start_of_role|>"),), GRANITE),
     AnswerFormat("Phi-4-mini", (("<|tool|>",), ("<|/tool_call|>",)), PHI),
     # Other families have these marks around calls of other forms.
-    AnswerFormat("Hermes and Qwen", (("<tool_call>",),), HERMES, not_told_by=("<tool_calls>", "minimax")),
+    AnswerFormat("Hermes and Qwen", (("<tool_call>",),), HERMES, not_known_by=("<tool_calls>", "minimax")),
     AnswerFormat("Llama 3", (('{"name": function name, "parameters": ',),), LLAMA),
 )
 """The formats; the first one that fits a template is used."""
@@ -152,7 +152,7 @@ def answer_format(template: str, tokens: Set[str]) -> AnswerFormat:
     """The format of a model, by its chat template and the added tokens of its vocabulary. A template of an unknown
     family that takes tools gets the format whose calls begin with a token of the vocabulary.
     """
-    found = next((each for each in FORMATS if each.is_told_by(template)), None)
+    found = next((each for each in FORMATS if each.is_known_by(template)), None)
     if found is None and re.search(r"\btools\b", template):
         found = next((each for each in FORMATS if each.calls and not tokens.isdisjoint(each.calls.opening)), None)
     brackets = "[THINK]" in template or ("[THINK]" in tokens and "<think>" not in template)

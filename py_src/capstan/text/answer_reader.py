@@ -97,7 +97,7 @@ class AnswerReader:
         parts, self._parts = self._parts, []
         return parts
 
-    def _tell(self, kind: Literal["reasoning", "answer", "mark"], length: int, shown: str | None = None) -> None:
+    def _report(self, kind: Literal["reasoning", "answer", "mark"], length: int, shown: str | None = None) -> None:
         """Report the first `length` characters as that kind; `shown` replaces them in the answer's text."""
         text, self._held = self._held[:length], self._held[length:]
         text = text if shown is None else shown
@@ -121,7 +121,7 @@ class AnswerReader:
             return True
         mark = self._form.thinking[0]
         if lead.startswith(mark):
-            self._tell("mark", space)
+            self._report("mark", space)
             self._open(len(mark))
             return True
         if not final and mark.startswith(lead):
@@ -133,7 +133,7 @@ class AnswerReader:
         return True
 
     def _open(self, length: int) -> None:
-        self._tell("mark", length, OPEN)
+        self._report("mark", length, OPEN)
         self._state = self._reasoning_begin
 
     def _reasoning_begin(self, final: bool) -> bool:
@@ -141,7 +141,7 @@ class AnswerReader:
 
     def _skip_space(self, following: Callable[[bool], bool], final: bool) -> bool:
         space = len(self._held) - len(self._held.lstrip())
-        self._tell("mark", space)
+        self._report("mark", space)
         if self._held or final:
             self._state = following
         return bool(self._held) or final
@@ -152,14 +152,14 @@ class AnswerReader:
         if place is None:
             keep = 0 if final else overlap(self._held, f"`{mark}`")
             keep = max(keep, 0 if final else overlap(self._held, mark))
-            told = self._held[: len(self._held) - keep].rstrip()
-            self._tell("reasoning", len(told))
+            described = self._held[: len(self._held) - keep].rstrip()
+            self._report("reasoning", len(described))
             if final:
-                self._tell("mark", len(self._held))
+                self._report("mark", len(self._held))
             return False
-        self._tell("reasoning", len(self._held[:place].rstrip()))
-        self._tell("mark", len(self._held) - len(self._held.lstrip()))
-        self._tell("mark", len(mark), CLOSE)
+        self._report("reasoning", len(self._held[:place].rstrip()))
+        self._report("mark", len(self._held) - len(self._held.lstrip()))
+        self._report("mark", len(mark), CLOSE)
         if self._form.channels:
             self._state = self._next_message
         else:
@@ -198,20 +198,20 @@ class AnswerReader:
             keep = (
                 0 if final else max((overlap(self._held, mark) for mark in (*marks, opening, stray) if mark), default=0)
             )
-            self._tell("answer", len(self._held) - keep)
+            self._report("answer", len(self._held) - keep)
             return False
         place, mark = min(found)
-        self._tell("answer", place)
+        self._report("answer", place)
         if mark == opening:
             self._open(len(mark))
         elif mark == stray:
-            self._tell("mark", len(mark), "")
+            self._report("mark", len(mark), "")
         else:
             taken = self._call(len(mark), mark, self._readers[mark], final)
             if taken is None:
                 return False
             if not taken:
-                self._tell("answer", len(mark))
+                self._report("answer", len(mark))
         return True
 
     def _call(self, start: int, mark: str, read: Read, final: bool) -> bool | None:
@@ -267,22 +267,22 @@ class AnswerReader:
         if found is None:
             if len(self._held) >= MOST_HEADER or BROKEN.search(self._held, 1):
                 mark = next(mark for mark in STARTS if self._held.startswith(mark))
-                self._tell("mark", len(mark), "")
+                self._report("mark", len(mark), "")
                 self._state = self._final
                 return True
             if final:
-                self._tell("mark", len(self._held), "")
+                self._report("mark", len(self._held), "")
             return False
         recipient = RECIPIENT.search(found[1])
         if recipient and self._channel_calls and recipient[1] != "assistant":
             return self._channel_call(recipient[1], found.end(), final)
         if recipient and recipient[1] != "assistant":
-            self._tell("answer", found.end())
+            self._report("answer", found.end())
             self._state = self._final
         elif "<|channel|>analysis" in found[1]:
             self._open(found.end())
         else:
-            self._tell("mark", found.end(), "")
+            self._report("mark", found.end(), "")
             self._state = self._final
         return True
 
@@ -305,7 +305,7 @@ class AnswerReader:
             if self._take([Call(name, arguments)], cursor.at):
                 self._state = self._next_message
                 return True
-        self._tell("answer", start)
+        self._report("answer", start)
         self._state = self._final
         return True
 
@@ -314,12 +314,12 @@ class AnswerReader:
         found = [(self._held.find(mark), mark) for mark in ENDS if mark in self._held]
         if not found:
             keep = 0 if final else max(overlap(self._held, mark) for mark in ENDS)
-            self._tell("answer", len(self._held) - keep)
+            self._report("answer", len(self._held) - keep)
             return False
         place, mark = min(found)
-        self._tell("answer", place)
+        self._report("answer", place)
         if mark != "<|start|>":
-            self._tell("mark", len(mark), "")
+            self._report("mark", len(mark), "")
         self._state = self._next_message
         return True
 
@@ -332,7 +332,7 @@ class AnswerReader:
         if self._held.startswith(STARTS):
             self._state = self._header
         else:
-            self._tell("mark", len("<|start|>") * self._held.startswith("<|start|>"), "")
+            self._report("mark", len("<|start|>") * self._held.startswith("<|start|>"), "")
             self._state = self._final
         return True
 

@@ -96,7 +96,7 @@ class ChatTemplates:
                 values |= asked_for(thinking, variables, variables_of(template))
             given = {**values, "add_generation_prompt": False}
             values["messages"] = history_for(
-                values["messages"], template, form, lambda told: render(template, {**given, "messages": told})
+                values["messages"], template, form, lambda described: render(template, {**given, "messages": described})
             )
             return render(template, values)
         except OptionError:

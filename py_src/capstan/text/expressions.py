@@ -235,7 +235,7 @@ class Walks:
 
     def danger(self) -> str | None:
         """See the module's `danger`."""
-        reached = [self.behind(position) for position in range(len(self.follow))]
+        reached = [self.after(position) for position in range(len(self.follow))]
         loop = [{p for p in found if q in reached[p]} for q, found in enumerate(reached)]
         """By position, the positions in a loop with it."""
         for q, around in enumerate(loop):
@@ -253,7 +253,7 @@ class Walks:
                     return "two repeated parts can match the same text"
         return None
 
-    def behind(self, position: int) -> set[int]:
+    def after(self, position: int) -> set[int]:
         """The positions that may come after one, at any distance."""
         found: set[int] = set()
         waiting = [position]

@@ -39,7 +39,7 @@ def longest_run(text: str, reads: Callable[[str], bool]) -> int:
 
 def loops(walks: Walks) -> Iterator[frozenset[int]]:
     """The positions of each repeated part."""
-    reached = [walks.behind(position) for position in range(len(walks.follow))]
+    reached = [walks.after(position) for position in range(len(walks.follow))]
     yield from {
         frozenset(p for p in found if position in reached[p])
         for position, found in enumerate(reached)
@@ -65,8 +65,8 @@ def taken_at_once(walks: Walks, loop: frozenset[int], read: frozenset[str]) -> b
     left.
     """
     whole = {p for p, after in enumerate(walks.follow) if p in after and read <= walks.matched(p)}
-    behind = {p for q in whole | loop for p in walks.behind(q)}
-    ends = (walks.whole.last.keys() & reached_by(walks, walks.whole.first, read)) - behind
+    later = {p for q in whole | loop for p in walks.after(q)}
+    ends = (walks.whole.last.keys() & reached_by(walks, walks.whole.first, read)) - later
     return any(not any(end < p for end in ends) for p in whole & walks.whole.first.keys() & walks.whole.final)
 
 

@@ -104,7 +104,7 @@ class IdleVerification:
             return  # Another tab is writing the file, or it is gone; the next load finds out.
         finally:
             if damaged:
-                self._tell(Verification(content, (source,), count, tuple(damaged)))
+                self._note_damage(Verification(content, (source,), count, tuple(damaged)))
 
     async def _reads_sound(self, record: StoredRecord, shard: int) -> bool:
         """Whether a shard has its digest. The file is open for this shard only, since other tabs may want it."""
@@ -117,7 +117,7 @@ class IdleVerification:
         finally:
             file.close()
 
-    def _tell(self, found: Verification) -> None:
+    def _note_damage(self, found: Verification) -> None:
         self.counters["damaged"] += len(found.damaged)
         self.distrusted = True
         numbers = ", ".join(map(str, found.damaged[:8])) + (", ..." if len(found.damaged) > 8 else "")

@@ -212,7 +212,7 @@ class WeightStore:
         text = await backing.read_text(identity.name_key + SOURCE)
         source = SourceRecord.parse(text)
         if source is None:
-            tell_damage(text, f"the record of {identity.name}")
+            warn_damage(text, f"the record of {identity.name}")
             return None
         return await self.find_content(source.content) if source.identity == identity else None
 
@@ -238,7 +238,7 @@ class WeightStore:
         record = StoredRecord.parse(text)
         if record is not None and record.manifest.content == content:
             return record
-        tell_damage(text, f"the record of the content {content}")
+        warn_damage(text, f"the record of the content {content}")
         return None
 
     def journal_of(self, identity: SourceIdentity) -> str:
@@ -253,7 +253,7 @@ class WeightStore:
         text = await backing.read_text(self.journal_of(identity))
         journal = Journal.parse(text)
         if journal is None:
-            tell_damage(text, f"the journal of {identity.name}")
+            warn_damage(text, f"the journal of {identity.name}")
             return {}
         return journal.digests if journal.identity == identity and journal.shard_size == shard_size else {}
 
@@ -356,7 +356,7 @@ class WeightStore:
                     await backing.remove(name.removesuffix(SOURCE) + UPLOAD)
 
 
-def tell_damage(text: str | None, what: str) -> None:
+def warn_damage(text: str | None, what: str) -> None:
     """Count a step down for a `text` that could not be read, if there is one."""
     if text is not None:
         fall_back(what, "it is damaged", "it is ignored, and rewritten by the next load")

@@ -340,14 +340,14 @@ class WeightFile:
                 self._close_file()
                 self._record = await self._store.complete(self.identity, self.manifest)
             if before is not None and self._record is not None and before.content != self._record.manifest.content:
-                self._tell_change(before)
+                self._warn_change(before)
         except StorageError as error:
             fall_back(STORE, str(error), "the weights are loaded; the next load fetches them again")
             if self._record is None:
                 with suppress(StorageError):
                     await self._store.forget_partial(self.identity)
 
-    def _tell_change(self, before: SourceRecord) -> None:
+    def _warn_change(self, before: SourceRecord) -> None:
         """Warn that the source had different bytes when it was last stored."""
         was, now = (f"{known.validator} with {known.size} bytes" for known in (before.identity, self.identity))
         fall_back(

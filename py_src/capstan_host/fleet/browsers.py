@@ -75,7 +75,7 @@ def item_of(outcome: Outcome, worker: str) -> Item:
     item = Item(*about, entry.failures + 1, adapter, **told.get("result", {}), timings=timings)
     try:
         deep = is_deeper(item.line().encode(), MOST_DEPTH)
-        fault = f"it is nested more than {MOST_DEPTH} deep" if deep else ""
+        fault = f"it is nested more than {MOST_DEPTH} levels deep" if deep else ""
     except (ValueError, RecursionError) as refused:
         fault = str(refused)
     if not fault:

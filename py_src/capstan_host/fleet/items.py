@@ -144,7 +144,9 @@ def json_of(index: int, content: Any) -> str:
     except (TypeError, ValueError, RecursionError) as error:
         raise PromptError(f"item {index} cannot be sent to a page as JSON ({error})") from error
     if is_deeper(text.encode(), MOST_DEPTH):
-        raise PromptError(f"item {index} is nested more than {MOST_DEPTH} deep, so that no page reads it: flatten it")
+        raise PromptError(
+            f"item {index} is nested more than {MOST_DEPTH} levels deep, so that no page reads it: flatten it"
+        )
     return text
 
 

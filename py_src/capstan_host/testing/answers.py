@@ -17,7 +17,7 @@ __all__ = [
     "NearTieWarning",
     "margin",
     "parting",
-    "told_margin",
+    "reported_margin",
 ]
 
 TIE = 2.0**-5
@@ -122,5 +122,5 @@ def margin(log_probabilities: Mapping[int, float], picked: int, other: int) -> t
     return log_probabilities[picked] - log_probabilities.get(other, least), other in log_probabilities
 
 
-def told_margin(value: float, exact: bool) -> str:
+def reported_margin(value: float, exact: bool) -> str:
     return f"{value:.4f}" if exact else f"{value:.4f} or more"

@@ -20,7 +20,7 @@ from .answers import (
     NearTieWarning,
     margin,
     parting,
-    told_margin,
+    reported_margin,
 )
 from .oracles import Expected, Oracle, oracle_named
 from .timing import ROUNDS, TOLERANCE, Ratio, compare
@@ -177,9 +177,9 @@ class TestedModel(ABC):
         least = theirs is None and expected.margins is not None
         if least and expected.margins is not None:
             theirs = expected.margins[at]
-        told = f"the page prefers its token by {told_margin(own, exact)}"
+        told = f"the page prefers its token by {reported_margin(own, exact)}"
         if theirs is not None:
-            told += f", the oracle its own by {told_margin(theirs, not least)}"
+            told += f", the oracle its own by {reported_margin(theirs, not least)}"
         if own < tie and exact and (theirs is None or theirs < tie):
             return NearTie(at, page, other, own)
         as_prompt = self.answer(before, 1).ids

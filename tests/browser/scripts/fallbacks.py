@@ -10,7 +10,7 @@ from typing import Any
 from capstan import Model, TapeError
 from capstan.tape import Op, Recording
 
-from .meddling import recorded_anew
+from .meddling import recorded_again
 from .running import load, picked
 
 step_recorder: Any = import_module("capstan.device.webgpu.tapes.step_recorder")
@@ -45,7 +45,7 @@ async def damaged(
             step_recorder.captured_half = changed
             # A decoder of another capacity is not a free one.
             limit = 256 if len(found) % 2 else 512
-            with recorded_anew():
+            with recorded_again():
                 ids = await picked(opened, PROMPT, count, max_length=limit)
             decoder = loaded._free[-1]
             found.append({"ids": ids, "capture": decoder.capture, "note": decoder.capture_note})
@@ -72,7 +72,7 @@ async def operations(models: Mapping[str, str], *, model: str) -> list[str]:
     step_recorder.captured_half = listed
     try:
         opened = await Model.load(models[model], device="webgpu")
-        with recorded_anew():
+        with recorded_again():
             await opened.decoder(256)
         await opened.aclose()
     finally:

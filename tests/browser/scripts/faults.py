@@ -12,7 +12,7 @@ from capstan import CapstanError, Generator, GeneratorParams, Model
 from capstan.memory import CATEGORIES, ledger
 
 from . import probe
-from .meddling import NO_ROOM, ROOM, on_call, recorded_anew
+from .meddling import NO_ROOM, ROOM, on_call, recorded_again
 from .running import close_all, gpu, load, picked
 
 PROMPT = [5, 6, 7, 8, 9]
@@ -109,7 +109,7 @@ async def in_a_burst(models: dict[str, str], *, what: str, tokens: int = 9) -> d
     await model.trim()
     generator = Generator(model, GeneratorParams(model, run_ahead=4, recoveries=0))
     generator.append_tokens(PROMPT)
-    with recorded_anew() if what == "session" else nullcontext():
+    with recorded_again() if what == "session" else nullcontext():
         before = [await generator.generate_next_token_async() for _ in range(tokens)]
     flights = len(generator._loop.flight)
     error: dict[str, str] = {}

@@ -11,7 +11,7 @@ from capstan import Generator, Model, OutOfMemoryError
 from capstan.tape import PASSES, Recorded
 from capstan.tape.placement import Placement
 
-from .meddling import recorded_anew
+from .meddling import recorded_again
 from .running import parameters, take
 
 FILE = "a%20model.gguf"
@@ -78,7 +78,7 @@ async def prompted(
     """The ids behind a prompt, eagerly and twice more, when its runs have tapes; and what computes their products."""
     kinds: dict[int, list[str]] = {}
     ids = []
-    with products(kinds, int8=int8), recorded_anew():
+    with products(kinds, int8=int8), recorded_again():
         passes = [name for name in PASSES if name != "direct"]
         async with await Model.load(models[model] + FILE, device="webgpu", dtype=dtype, passes=passes) as opened:
             for _ in range(3):

@@ -9,7 +9,7 @@ from typing import Any
 from capstan._js.page_gpu_engine import JsGpuEngine
 from capstan.device.webgpu.tapes.stored_tapes import StoredTapes
 
-__all__ = ["NO_ROOM", "ROOM", "on_call", "recorded_anew"]
+__all__ = ["NO_ROOM", "ROOM", "on_call", "recorded_again"]
 
 NO_ROOM = """device => {
   const pop = Object.getPrototypeOf(device).popErrorScope;
@@ -47,7 +47,7 @@ def on_call(name: str, action: Callable[[], object], number: int = 1) -> Iterato
 
 
 @contextmanager
-def recorded_anew() -> Iterator[None]:
+def recorded_again() -> Iterator[None]:
     """No tape is made from what was stored: every new sequence is recorded."""
     restore = StoredTapes.restore
 

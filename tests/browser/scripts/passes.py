@@ -10,7 +10,7 @@ from capstan import Model
 from capstan.device.webgpu.tapes.step_recorder import StepRecorder
 from capstan.fallback import fallbacks
 
-from .meddling import recorded_anew
+from .meddling import recorded_again
 from .running import picked
 
 CAPACITY = 256
@@ -40,7 +40,7 @@ async def picked_with(
     async with await Model.load(models[model], device="webgpu") as opened:
         patched._make_tape = make_all
         try:
-            with recorded_anew():
+            with recorded_again():
                 decoder: Any = await opened.decoder(CAPACITY)
         finally:
             patched._make_tape = make_tape

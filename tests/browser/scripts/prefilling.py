@@ -19,7 +19,7 @@ from capstan.fallback import fallbacks
 from capstan.memory import ledger
 from capstan.tape import PASSES
 
-from .meddling import NO_ROOM, ROOM, on_call, recorded_anew
+from .meddling import NO_ROOM, ROOM, on_call, recorded_again
 from .running import close_all, gpu, load, parameters, picked, take
 
 prefill: Any = import_module("capstan.device.webgpu.tapes.prefill_tapes")
@@ -121,7 +121,7 @@ async def cancelled(
     """
     found = []
     opened = await load(models, model, passes=["prefill"])
-    with recorded_anew():
+    with recorded_again():
         for name, number in at.items():
             await opened.trim()
             await picked(opened, prompt, 1, max_length=256)
@@ -170,7 +170,7 @@ async def closed(
     device = await capstan.open_device("webgpu")
     found: list[Any] = []
     try:
-        with recorded_anew():
+        with recorded_again():
             for step, name in at:
                 opened = await capstan.Model.load(models[model], device="webgpu", passes=TAPED)
                 if step == "prefill":
@@ -198,7 +198,7 @@ async def without_room(
     """Ids after a prompt that came before, whose tape finds no memory in one of the engine's methods."""
     opened = await load(models, model, passes=TAPED)
     await opened.trim()
-    with recorded_anew():
+    with recorded_again():
         first = await picked(opened, prompt, count, max_length=256)
     device = gpu().js.watched.device
     before = held(model)

@@ -11,7 +11,7 @@ from pyodide.ffi import create_proxy
 from capstan import Generator, Model
 
 from . import probe
-from .meddling import recorded_anew
+from .meddling import recorded_again
 from .running import close_all, gpu, load, parameters, picked, take
 
 WHEN_RECORDING = """(watched, action) => {
@@ -119,7 +119,7 @@ async def beside_a_recording(
     restore = run_js(WHEN_RECORDING)(gpu().js.watched, uploading)
     try:
         async with Generator(opened, parameters(opened, max_length=100)) as generator:
-            with recorded_anew():
+            with recorded_again():
                 await generator.prepare_async()
             decoder.set_search(search)
             generator.append_tokens(prompt)

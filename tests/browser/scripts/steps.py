@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import probe
-from .meddling import recorded_anew
+from .meddling import recorded_again
 from .running import close_all, gpu, load
 
 DEAD = 0xC1
@@ -123,7 +123,7 @@ async def private_buffers(
 ) -> dict[str, Any]:
     """Buffers that only a tape's own session may touch, and who else binds them: eager runs, another tape. The tapes
     are recorded, or made again from those that were stored."""
-    with recorded_anew():
+    with recorded_again():
         found = await private_of_two(models, model, lengths)
     return await private_of_two(models, model, lengths) if restored else found
 

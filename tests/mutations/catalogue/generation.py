@@ -192,11 +192,11 @@ GENERATION = (
         "speculation.finds_itself",
         "py_src/capstan/generation/speculation.py",
         """        if len(tokens) >= size:
-            self._behind[tuple(tokens[-size:])] = len(tokens)
+            self._after[tuple(tokens[-size:])] = len(tokens)
         tokens.append(token)""",
         """        tokens.append(token)
         if len(tokens) >= size:
-            self._behind[tuple(tokens[-size:])] = len(tokens)""",
+            self._after[tuple(tokens[-size:])] = len(tokens)""",
         "the tokens at the end of a sequence find themselves, so that nothing is drafted",
         unit("speculation::TestNgramIndex::test_drafts_are_what_followed_the_latest_earlier_place"),
     ),

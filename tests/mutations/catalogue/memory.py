@@ -53,7 +53,7 @@ MEMORY = (
     Mutation(
         "fit.tight",
         "py_src/capstan/memory/fit.py",
-        "if not 0 < self.machine < MOST_TOLD or",
+        "if not 0 < self.machine < MOST_REPORTED or",
         "if not 0 < self.machine or",
         "a large machine, of which browsers tell 8 GiB, is taken for a small one",
         unit("memory_fit::test_a_small_machine_is_told_although_no_limit_is_broken"),

@@ -495,8 +495,8 @@ PAGE = (
     Mutation(
         "choices.probabilities",
         "py_src/capstan/page/text_events.py",
-        "told = likelihood(generator, self._tokenizer, request, self._row or 0) if in_sequence else None",
-        "told = likelihood(generator, self._tokenizer, request) if in_sequence else None",
+        "described = likelihood(generator, self._tokenizer, request, self._row or 0) if in_sequence else None",
+        "described = likelihood(generator, self._tokenizer, request) if in_sequence else None",
         "all rows have the log probabilities of the first one",
         browser("choices"),
     ),

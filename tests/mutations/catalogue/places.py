@@ -66,7 +66,7 @@ PLACES = (
     Mutation(
         "shards.other_model",
         "py_src/capstan/model_files/gguf/shards.py",
-        "if told != wanted:",
+        "if stated != wanted:",
         "if told > MOST_COUNT:",
         "shards of models with other numbers of tensors are put together",
         unit("gguf_shards::test_shards_whose_numbers_lie"),

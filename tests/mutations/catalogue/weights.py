@@ -176,8 +176,8 @@ WEIGHTS = (
     Mutation(
         "idle.file_open",
         "py_src/capstan/weights/idle.py",
-        "        finally:\n            file.close()\n\n    def _tell",
-        "        finally:\n            pass\n\n    def _tell",
+        "        finally:\n            file.close()\n\n    def _note_damage",
+        "        finally:\n            pass\n\n    def _note_damage",
         "the check of stored weights keeps their file open, which other tabs wait for",
         unit("idle_verification::test_a_request_stops_it_at_once_and_it_goes_on_where_it_was"),
     ),

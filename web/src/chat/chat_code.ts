@@ -9,7 +9,7 @@ const LONGEST = 20_000;
 /** As many coloured blocks are kept: an answer that grows is drawn often. */
 const KEPT = 50;
 /** The Copy button shows its result for this many milliseconds. */
-const TOLD_MS = 1500;
+const SHOWN_MS = 1500;
 
 let colours: typeof import("./highlight") | null = null;
 let loading: Promise<void> | null = null;
@@ -67,5 +67,5 @@ export async function copied(button: HTMLButtonElement, text: string): Promise<v
   } catch {
     button.textContent = "Not allowed";
   }
-  setTimeout(() => (button.textContent = "Copy"), TOLD_MS);
+  setTimeout(() => (button.textContent = "Copy"), SHOWN_MS);
 }

@@ -81,7 +81,7 @@ export class LoadMeter {
 export function loadStatus({ status, bytes, totalBytes, secondsLeft }: LoadProgress): string {
   if (!bytes || (totalBytes !== null && bytes >= totalBytes)) return status.charAt(0).toUpperCase() + status.slice(1);
   const there = totalBytes === null ? megabytes(bytes) : `${megabytes(bytes, totalBytes)} of ${megabytes(totalBytes)}`;
-  return `Loading: ${there}${secondsLeft === null ? "" : `, ${toldSeconds(secondsLeft)} left`}`;
+  return `Loading: ${there}${secondsLeft === null ? "" : `, ${shownSeconds(secondsLeft)} left`}`;
 }
 
 /** In the unit that suits the larger number. */
@@ -90,7 +90,7 @@ function megabytes(count: number, beside = count): string {
   return beside === count ? `${(count / 1e9).toFixed(2)} GB` : (count / 1e9).toFixed(2);
 }
 
-function toldSeconds(seconds: number): string {
+function shownSeconds(seconds: number): string {
   if (seconds < 60) return `${Math.max(1, Math.round(seconds))} s`;
   const minutes = Math.round(seconds / 60);
   return minutes < 60 ? `${minutes} min` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;

@@ -47,7 +47,7 @@ export class GpuEngine implements EngineCalls {
   private readonly adopted = new Map<number, () => void>();
   /** Uploads that were started ahead, until a load takes them. */
   private early: EarlyUpload[] = [];
-  private weightsAskedFor = false;
+  private weightsRequested = false;
   /** Sessions bound to buffers, and what was recorded of them. */
   readonly sessions: BoundSessions;
   readonly tapes: Tapes;
@@ -131,7 +131,7 @@ export class GpuEngine implements EngineCalls {
   async createBuffers(requests: string, owner: string): Promise<string> {
     const wanted = JSON.parse(requests) as [string, number, Category][];
     if (wanted.some(([, , category]) => category === "weights")) {
-      this.weightsAskedFor = true;
+      this.weightsRequested = true;
       const found = this.early.find((early) => !early.taken && early.makes(wanted, owner));
       if (found) {
         found.taken = true;
@@ -149,7 +149,7 @@ export class GpuEngine implements EngineCalls {
    * the same buffers gets these. `told` is called with the bytes done so far, until then.
    */
   uploadEarly(plan: UploadPlan, open: () => Promise<DataFile | null>, told: (done: number) => void): void {
-    if (this.weightsAskedFor) return;
+    if (this.weightsRequested) return;
     const create = (requests: string, owner: string): Promise<string> => this.makeBuffers(requests, owner);
     const early = new EarlyUpload(plan, open, create, (pieces) => this.makeUpload(pieces), told);
     this.early.push(early);
@@ -310,7 +310,7 @@ export class GpuEngine implements EngineCalls {
   uploadWeights(pieces: string): WeightUpload {
     const fields = JSON.parse(pieces) as PieceFields[];
     const upload = this.makeUpload(fields);
-    upload.early = this.early.find((early) => early.isAskedFor(fields)) ?? null;
+    upload.early = this.early.find((early) => early.isRequested(fields)) ?? null;
     this.early = this.early.filter((early) => early !== upload.early);
     return upload;
   }

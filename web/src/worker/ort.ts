@@ -5,7 +5,7 @@ import type * as Ort from "onnxruntime-web";
 import { dependencies } from "../../../package.json";
 import { type Assets, findAsset, loadFailure } from "../wire/assets";
 import { EngineError } from "../wire/errors";
-import { countSession, lentDevice } from "./gpu/kept_device";
+import { countSession, borrowedDevice } from "./gpu/kept_device";
 import { fetchedBytes } from "./fetched_bytes";
 
 export type { Ort };
@@ -152,11 +152,11 @@ export async function warmUpOrt(assets: Assets, build: Build = "webgpu"): Promis
   }
 }
 
-let tellFatal: (error: unknown) => void = () => {};
+let reportFatal: (error: unknown) => void = () => {};
 
 /** Call `tell` with an error after which a heap of onnxruntime-web cannot be used any more. */
 export function onFatalError(tell: (error: unknown) => void): void {
-  tellFatal = tell;
+  reportFatal = tell;
 }
 
 /**
@@ -176,7 +176,7 @@ async function watched<T>(answer: Promise<T>): Promise<T> {
   try {
     return await answer;
   } catch (error) {
-    if (isFatal(error)) tellFatal(error);
+    if (isFatal(error)) reportFatal(error);
     throw error;
   }
 }
@@ -197,7 +197,7 @@ async function withThreads<T>(create: () => Promise<T>): Promise<T> {
         const why = message ? Promise.resolve(message) : loadFailure(String(url));
         void why.then((told) => {
           const error = new EngineError("DeviceUnavailableError", `a thread of onnxruntime-web did not start: ${told}`);
-          tellFatal(error);
+          reportFatal(error);
           fail(error);
         });
       });
@@ -267,7 +267,7 @@ export async function createSession(
       ? { ...common, executionProviders: [PROVIDERS.wasm] }
       : {
           ...common,
-          executionProviders: [webgpu(lentDevice(placement.device))],
+          executionProviders: [webgpu(borrowedDevice(placement.device))],
           preferredOutputLocation: placement.outputs ?? "gpu-buffer",
           ...(placement.capture ? { enableGraphCapture: true } : {}),
         };

@@ -97,7 +97,7 @@ function emit(event: CapstanEvent): void {
 }
 
 /** Pass an event on, of Python or of a load ahead of it. */
-function tellEvent(event: CapstanEvent): void {
+function reportEvent(event: CapstanEvent): void {
   if (event.kind === "progress") fetchedBytes.reachedOf(event.what, event.done, event.total);
   emit(event);
 }
@@ -203,7 +203,7 @@ async function boot(given: Boot): Promise<Readiness> {
   emit({ kind: "status", text: "starting Python" });
   const host = {
     ...makeHost(assets),
-    emit: (event: string) => tellEvent(JSON.parse(event) as CapstanEvent),
+    emit: (event: string) => reportEvent(JSON.parse(event) as CapstanEvent),
     readLine,
     mountFile,
     openGpu: () => openGpu(assets),
@@ -219,7 +219,7 @@ async function boot(given: Boot): Promise<Readiness> {
   void build.then((known) => {
     if (known) void (known === "cpu" ? warmUpOrt(assets, known) : warmUpBeside(assets, bytes));
   });
-  (expected ? prepare(assets, expected, tellEvent) : requestAdapter()).catch(() => undefined);
+  (expected ? prepare(assets, expected, reportEvent) : requestAdapter()).catch(() => undefined);
   const { pyodide, from, vendored, refused } = await starting;
   tracer.add("load", "start Python", begun, performance.now(), { from });
   const started = performance.now();

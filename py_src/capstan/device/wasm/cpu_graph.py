@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from ... import graph
 from ...graph import Activations, GraphDescription, UnpackedWeight, WeightEntry, WideWeight
-from ...graph.description import tell_growing
+from ...graph.description import warn_growing_caches
 from ...graph.graph_passes import rewritten
 from ...graph.onnx_pb2 import ModelProto
 from ...graph.rewriting import Rewriting
@@ -113,5 +113,5 @@ async def wasm_graph(
             found = prepare(parsed, config, wide_bytes, defaults, data)
         if notes and not defaults:
             await notes.write(name, key, as_text(found))
-    tell_growing(found.about)
+    warn_growing_caches(found.about)
     return replace(found, tables=await read_tables(found.about.rope, data, open_weights))

@@ -118,10 +118,10 @@ class CpuWeight:
 
     def as_json(self) -> dict[str, Any]:
         """The weight as web/src/worker/cpu/packed_weights.ts reads it."""
-        told = {"address": self.address, "bytes": self.bytes, "form": self.form, "n": self.n, "k": self.k}
+        described = {"address": self.address, "bytes": self.bytes, "form": self.form, "n": self.n, "k": self.k}
         if isinstance(self.source, WeightEntry):
-            return {**told, "floats": [self.source.location, self.source.offset]}
-        return {**told, "made": self.source.as_json()}
+            return {**described, "floats": [self.source.location, self.source.offset]}
+        return {**described, "made": self.source.as_json()}
 
 
 @dataclass(frozen=True)

@@ -166,8 +166,8 @@ class Planner:
         ids = self._value(node, 1)
         weight = self._weights.of(node, 0)
         made = self._made(node.output[0], weight.k)
-        told = (ids.address, made.address, weight.k, 0, weight.form, weight.address)
-        self._add(Kind.LOOK_UP, ids, *told, share=WHOLE_ROWS)
+        described = (ids.address, made.address, weight.k, 0, weight.form, weight.address)
+        self._add(Kind.LOOK_UP, ids, *described, share=WHOLE_ROWS)
 
     def norm(self, node: NodeProto) -> None:
         x, weight = self._value(node, 0), self._weights.floats(node, 1)
@@ -183,8 +183,8 @@ class Planner:
         if any(node.input[3:]):
             raise UnknownGraphError(f"a norm has a bias ({node.name})")
         y = self._made(node.output[0], x.width, x.kept)
-        told = node.output[3] if len(node.output) > 3 else ""
-        total = self._made(told, x.width, x.kept)
+        described = node.output[3] if len(node.output) > 3 else ""
+        total = self._made(described, x.width, x.kept)
         epsilon = real(node, "epsilon", 1e-5)
         self._add(
             Kind.NORM, x, x.address, y.address, x.width, skip.address, total.address, weight.address, epsilon
@@ -232,8 +232,8 @@ class Planner:
         groups = -(-weight.n // GROUP)
         y = self._made(node.output[0], weight.n, x.kept, GROUP * groups)
         y.share = Share(GROUP if groups % (BLOCK // GROUP) else BLOCK, Split.COLUMNS)
-        told = (x.quantized[0], y.address, x.width, groups, weight.form, weight.address)
-        self._add(Kind.PRODUCT, x, *told, share=y.share)
+        described = (x.quantized[0], y.address, x.width, groups, weight.form, weight.address)
+        self._add(Kind.PRODUCT, x, *described, share=y.share)
 
     def add(self, node: NodeProto) -> None:
         place = 0 if isinstance(self._values.get(node.input[0]), Value) else 1
@@ -318,8 +318,8 @@ class Planner:
             raise UnknownGraphError(f"a Mul is not a gate ({node.name})")
         y = self._made(node.output[0], gate.width, gate.kept)
         y.share = gate.share if gate.share == other.share else BY_ROWS
-        told = (gate.address, y.address, gate.row // FLOAT, 0, int(one.gelu), other.address)
-        self._add(Kind.GATE, gate, *told, share=y.share)
+        described = (gate.address, y.address, gate.row // FLOAT, 0, int(one.gelu), other.address)
+        self._add(Kind.GATE, gate, *described, share=y.share)
 
     def concat(self, node: NodeProto) -> None:
         parts = tuple(self._value(node, place) for place in range(len(node.input)))
@@ -385,8 +385,8 @@ class Planner:
                 self._memory.release(value)
 
     def _add(self, kind: Kind, of: Value, *words: float, share: Share = BY_ROWS) -> None:
-        told = [word(each) for each in (int(kind), int(of.kept), *words)]
-        self._words += told + [0] * (UNIT - len(told)) + [share.unit, int(share.split), 0, 0]
+        described = [word(each) for each in (int(kind), int(of.kept), *words)]
+        self._words += described + [0] * (UNIT - len(described)) + [share.unit, int(share.split), 0, 0]
 
 
 def real(node: NodeProto, name: str, default: float) -> float:

@@ -40,7 +40,7 @@ class BeamSteps:
     @property
     def report(self) -> dict[str, str]:
         """As RowDecoder.tape_passes."""
-        return {} if self._made is None else {"beams": self._made.said}
+        return {} if self._made is None else {"beams": self._made.report}
 
     async def prepare(self, options: BeamOptions) -> str | None:
         """See beams.BeamRows."""

@@ -53,7 +53,7 @@ IN_FLIGHT = {False: 4, True: 2}
 On an H200 a burst takes 6 ms. About 10 ms pass from its ids being readable until the next burst is ready for the GPU.
 """
 
-BEHIND_FIRST = 4
+AFTER_FIRST = 4
 """Most picks of the burst that is queued right after a prompt's first pick. A hardware adapter accepts this number
 while it computes the prompt. A software adapter gets none: it would compute them on the CPU that reads the first pick
 back.
@@ -117,7 +117,7 @@ class WebGpuDecoder(SampledRows, SampledRow):
         self.capture_note = step.note
         self.max_in_flight = IN_FLIGHT[software] if taped else 1
         self.max_burst = MAX_BURST if taped else 1
-        self.behind_first = BEHIND_FIRST if taped and not software else 0
+        self.after_first = AFTER_FIRST if taped and not software else 0
 
     @property
     def records_after(self) -> int | None:
@@ -337,8 +337,8 @@ class WebGpuDecoder(SampledRows, SampledRow):
         await self.runs.release()
         await self._step.release()
         self.buffers.destroy()
-        if self.lent is not None:
-            self.lent.end()
+        if self.borrowed is not None:
+            self.borrowed.end()
 
     async def _eager_burst(self, sample_first: bool, valid: int, cursor: int) -> Sequence[float]:
         """Pick one token; unless `sample_first`, onnxruntime-web first runs a step over `valid` positions."""

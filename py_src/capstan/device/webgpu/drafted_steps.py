@@ -42,7 +42,7 @@ class DraftedSteps:
     @property
     def report(self) -> dict[str, str]:
         """As RowDecoder.tape_passes."""
-        return {} if self._made is None else {"drafts": self._made.said}
+        return {} if self._made is None else {"drafts": self._made.report}
 
     async def prepare(self, options: Speculation) -> str | None:
         """See rows.DraftedRows. Called while no burst is under way."""

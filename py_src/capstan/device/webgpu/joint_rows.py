@@ -60,7 +60,7 @@ class JointRows(SampledRows):
         self.capture = one.capture
         self.max_in_flight = one.max_in_flight
         self.max_burst = one.max_burst
-        self.behind_first = one.behind_first
+        self.after_first = one.after_first
         self.usual_burst = one.usual_burst
         self._rows = [JointRow(row, one, buffers, self._sampler) for row in range(buffers.rows)]
         self._beams = BeamSteps(engine, buffers, make_beams)
@@ -82,7 +82,7 @@ class JointRows(SampledRows):
 
     @property
     def tape_passes(self) -> dict[str, str]:
-        return {**self._one.tape_passes, "rows": self._tape.said, **self._beams.report, **self._packed.report}
+        return {**self._one.tape_passes, "rows": self._tape.report, **self._beams.report, **self._packed.report}
 
     def row(self, number: int) -> JointRow:
         return self._rows[number]
@@ -242,5 +242,5 @@ class JointRows(SampledRows):
         await self._packed.release()
         await self._tape.release()
         await self._one.close()
-        if self.lent is not None:
-            self.lent.end()
+        if self.borrowed is not None:
+            self.borrowed.end()

@@ -63,7 +63,7 @@ class PackedPrompts:
         if isinstance(self._made, str):
             return {"prompts": f"run one after another: {self._made}"}
         done = f"{self._runs} runs had {self._tokens} tokens of prompts"
-        return {"prompts": f"{self._made.said}; {done}"}
+        return {"prompts": f"{self._made.report}; {done}"}
 
     async def ready(self) -> bool:
         """Whether there is a tape; makes it once that pays."""

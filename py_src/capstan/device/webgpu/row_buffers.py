@@ -84,7 +84,7 @@ class RowBuffers:
             for row in range(rows):
                 span = partial(found.part, row=row)
                 found.windows.append(replace(one.sliding, span=span, fed=False, base=0))
-                found.windows[row].tell()
+                found.windows[row].write_base()
                 found.windows[row].fill_tables()
         return found
 

@@ -13,7 +13,7 @@ from ...errors import CapstanError, OutOfMemoryError, TapeError, UnsupportedMode
 from ...fallback import fall_back
 from ...memory import Loan
 from ...tape import fuse_step
-from ..model_memory import Lent
+from ..model_memory import Borrowed
 from .decoder import WebGpuDecoder
 from .joint_rows import JointRows
 from .loaded_model import Loaded
@@ -55,18 +55,18 @@ class RowSource:
     making: set[asyncio.Future[JointRows | None]] = field(default_factory=set)
     leaving: set[asyncio.Future[None]] = field(default_factory=set)
 
-    async def take(self, rows: int, capacity: int, lent: Lent | None = None) -> JointRows | None:
+    async def take(self, rows: int, capacity: int, borrowed: Borrowed | None = None) -> JointRows | None:
         """Rows of that capacity in one step: released rows, else new ones over the borrowed buffers; None, a step down,
         if that is impossible. If it returns None, it has released the buffers, but not the scratch.
         """
-        given = lent is not None and (lent.rows is not None or any(lent.sequences))
+        given = borrowed is not None and (borrowed.rows is not None or any(borrowed.sequences))
         for i, free in enumerate(self.free):
             if not given and (free.rows, free.capacity) == (rows, capacity):
                 found = self.free.pop(i)
                 found.rotate(False)
                 found.row(0).see(None, ())
                 return found
-        making = asyncio.ensure_future(self._made(rows, capacity, lent))
+        making = asyncio.ensure_future(self._made(rows, capacity, borrowed))
         self.making.add(making)
         making.add_done_callback(self.making.discard)
         try:
@@ -87,19 +87,19 @@ class RowSource:
             self.leaving.add(giving)
             giving.add_done_callback(self.leaving.discard)
 
-    async def _made(self, rows: int, capacity: int, lent: Lent | None) -> JointRows | None:
+    async def _made(self, rows: int, capacity: int, borrowed: Borrowed | None) -> JointRows | None:
         one: WebGpuDecoder | None = None
         found: JointRows | None = None
         try:
             if (rows, capacity) not in self.refused:
-                one = await self.decoder(capacity, lent.sequences[0] if lent is not None else None)
-                found = await self._over(one, rows, lent.rows if lent is not None else None)
+                one = await self.decoder(capacity, borrowed.sequences[0] if borrowed is not None else None)
+                found = await self._over(one, rows, borrowed.rows if borrowed is not None else None)
             return found
         finally:
-            if found is None and lent is not None and lent.rows is not None:
-                lent.rows.end()
-            if one is None and lent is not None and lent.sequences[0] is not None:
-                lent.sequences[0].end()
+            if found is None and borrowed is not None and borrowed.rows is not None:
+                borrowed.rows.end()
+            if one is None and borrowed is not None and borrowed.sequences[0] is not None:
+                borrowed.sequences[0].end()
 
     async def _over(self, one: WebGpuDecoder, rows: int, given: Loan | None) -> JointRows | None:
         """Rows over a decoder for their prompts; the decoder is closed if rows are impossible."""
@@ -221,12 +221,12 @@ class RowSource:
                 tables=steps.tables(),
                 positions=one.buffers.recorded_positions(engine.recorded_id),
             )
-            tape, said = await widened_tape(engine, one.runs, kind, binding, fuse)
+            tape, report = await widened_tape(engine, one.runs, kind, binding, fuse)
             undo.pop_all()
-            made = RowTape(engine, tape, session, binding, said, kind.buffers, one.scratch)
+            made = RowTape(engine, tape, session, binding, report, kind.buffers, one.scratch)
             undo.push_async_callback(made.release)
             key, stored = steps.key(one.capacity), self.loaded.stored
-            await stored.keep(kind.name, key, one.buffers, tape, {"rows": said}, kind.bound)
+            await stored.keep(kind.name, key, one.buffers, tape, {"rows": report}, kind.bound)
             undo.pop_all()
         return made
 

@@ -35,16 +35,16 @@ async def give_scratch(rows: WebGpuRows, loan: Loan | None) -> None:
 
 async def _give_scratch(rows: WebGpuRows, loan: Loan | None) -> None:
     await rows.rest()
-    old, new = (None if lent is None else tuple(lent.spans.values()) for lent in (rows.lent, loan))
+    old, new = (None if borrowed is None else tuple(borrowed.spans.values()) for borrowed in (rows.borrowed, loan))
     async with AsyncExitStack() as undo:
         for one in sequences_of(rows):
             await one.rest()
             await one.scratch.give(new)
             undo.push_async_callback(one.scratch.give, old)
         undo.pop_all()
-    lent, rows.lent = rows.lent, loan
-    if lent is not None:
-        lent.end()
+    borrowed, rows.borrowed = rows.borrowed, loan
+    if borrowed is not None:
+        borrowed.end()
 
 
 def require_movable(rows: WebGpuRows) -> None:

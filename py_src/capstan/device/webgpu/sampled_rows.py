@@ -64,7 +64,7 @@ class SampledRows:
         self.rows = len(logits)
         self.capacity = sampler.buffers.capacity
         self.usual_burst = 1
-        self.lent: Loan | None = None
+        self.borrowed: Loan | None = None
         """The hold on borrowed buffers that the tapes use as scratch; `destroy` releases it."""
 
     async def shortlists(self, count: int, rows: Sequence[int] = ONE) -> list[Shortlist]:

@@ -97,7 +97,7 @@ class SequenceBuffers:
         if about.cross:
             buffers.hear_noise()
         if sliding is not None:
-            sliding.tell()
+            sliding.write_base()
             sliding.fill_tables()
         return buffers
 

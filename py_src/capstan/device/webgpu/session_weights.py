@@ -48,7 +48,7 @@ async def load_weights(engine: GpuBuffers, model: bytes, external: ExternalData)
     with graph.contradictions(external.folder), graph.changing(graph.parse(model)) as parsed:
         parsed = rewritten(parsed, "session", facts)
         kept = list(graph.kept_tensors(parsed))
-    tell_kept(external.folder, [(entry.name or "a tensor of a node", why) for _, entry, why in kept if why])
+    warn_kept(external.folder, [(entry.name or "a tensor of a node", why) for _, entry, why in kept if why])
     names = {entry.name for _, entry, _ in kept}
     weights = [entry for entry in graph.external_entries(parsed) if entry.name not in names]
     leases: list[Lease] = []
@@ -87,7 +87,7 @@ def no_progress(done: int, total: int) -> None:
     """A progress callback that does nothing."""
 
 
-def tell_kept(folder: str, kept: Sequence[tuple[str, str]]) -> None:
+def warn_kept(folder: str, kept: Sequence[tuple[str, str]]) -> None:
     """Count the weights, as (name, why), that are not shared."""
     for reason in dict.fromkeys(why for _, why in kept):
         names = [name for name, why in kept if why == reason]

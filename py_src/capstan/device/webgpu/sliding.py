@@ -96,10 +96,10 @@ class SlidingWindow:
             return
         self.base = base
         with self.device.batch():
-            self.tell()
+            self.write_base()
             self.fill_tables()
 
-    def tell(self) -> None:
+    def write_base(self) -> None:
         """Write the base to the memory that kernels read."""
         words = array("I", [self.base])
         self.device.copy_cpu_to_device(self.span("state").sub(4 * BASE, 4), words)

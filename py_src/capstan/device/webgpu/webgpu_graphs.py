@@ -14,7 +14,7 @@ from typing import Never
 from ... import graph
 from ...fallback import fall_back
 from ...graph import GraphDescription
-from ...graph.description import tell_growing, tell_unslid
+from ...graph.description import warn_fixed_size_caches, warn_growing_caches
 from ...graph.graph_passes import rewritten
 from ...graph.onnx_pb2 import ModelProto
 from ...graph.rewriting import Rewriting
@@ -208,9 +208,9 @@ async def model_graphs(
         graphs = await rewrite(data, config, open_weights, storage_buffers, rank, largest)
         if notes and graphs.own:
             await notes.write(name, key, graphs.serialize())
-    tell_growing(graphs.description)
-    tell_unslid(graphs.description)
-    tell_split(graphs.split, graphs.cache_parts, largest)
+    warn_growing_caches(graphs.description)
+    warn_fixed_size_caches(graphs.description)
+    warn_split(graphs.split, graphs.cache_parts, largest)
     if graphs.lengths is None and not graphs.description.growing:
         fall_back("attention lengths known to the host", graphs.unfed, "the mask is read back in every prefill run")
     if graphs.projection:
@@ -229,7 +229,7 @@ async def model_graphs(
     )
 
 
-def tell_split(split: Sequence[graph.SplitWeight], caches: Sequence[graph.SplitCache], largest: int) -> None:
+def warn_split(split: Sequence[graph.SplitWeight], caches: Sequence[graph.SplitCache], largest: int) -> None:
     """Count weights and caches in parts as a step down; a load refuses those that stay whole."""
     for what, found in (("weights", split), ("caches", caches)):
         parted = [each for each in found if each.parts]

@@ -14,7 +14,7 @@ from ...fallback import fall_back
 from ...memory import DeviceBuffer, DeviceSpan, Loan, Pools, PoolSize, Rows
 from ..lora_weights import LoraGraph, LoraWeights
 from ..model_interface import TapeOptions
-from ..model_memory import Lent
+from ..model_memory import Borrowed
 from ..picture_encoder import PictureEncoder
 from ..row_interface import RowDecoder
 from ..run_input import FREE
@@ -142,33 +142,37 @@ class WebGpuModel:
         self._sample = lora
         if unrecorded and rows == 1 and pools is None and lora is None:
             return await self.decoder(capacity, unrecorded=True)
-        lent = self.memory.lend(rows, capacity, pools) if pools is not None else None
-        scratch = lent.scratch if lent is not None else None
+        borrowed = self.memory.lend(rows, capacity, pools) if pools is not None else None
+        scratch = borrowed.scratch if borrowed is not None else None
         async with AsyncExitStack() as undo:
             if scratch is not None:
                 undo.callback(scratch.end)
-            made = await self._row_decoder(rows, capacity, lora, lent)
+            made = await self._row_decoder(rows, capacity, lora, borrowed)
             if scratch is not None:
                 undo.push_async_callback(made.close)
                 await give_scratch(made, scratch)
             undo.pop_all()
         return made
 
-    async def _row_decoder(self, rows: int, capacity: int, lora: LoraWeights | None, lent: Lent | None) -> WebGpuRows:
+    async def _row_decoder(
+        self, rows: int, capacity: int, lora: LoraWeights | None, borrowed: Borrowed | None
+    ) -> WebGpuRows:
         """Rows over borrowed buffers; a failure releases these, but not the scratch."""
         if self.memory.requirements(rows, capacity).rows == "joint":
-            joint = await self._rows.take(rows, capacity, lent)
+            joint = await self._rows.take(rows, capacity, borrowed)
             self._require_open()
             if joint is not None:
                 joint.set_lora(lora)
                 return joint
-            if lent is not None and (lent.rows is not None or any(lent.sequences)):
+            if borrowed is not None and (borrowed.rows is not None or any(borrowed.sequences)):
                 raise BufferMismatchError(
                     f"pools were given for {rows} rows in one step, which is impossible: "
                     f"{self._rows.refused[rows, capacity]}; query_memory_requirements now gives the names for "
                     "separate rows"
                 )
-        return await separate_rows(self.decoder, rows, capacity, lora, lent.sequences if lent is not None else ())
+        return await separate_rows(
+            self.decoder, rows, capacity, lora, borrowed.sequences if borrowed is not None else ()
+        )
 
     async def replace_scratch(
         self, decoder: RowDecoder, scratch: Mapping[str, DeviceBuffer | DeviceSpan] | None
@@ -179,7 +183,7 @@ class WebGpuModel:
         try:
             await give_scratch(rows, loan)
         finally:
-            if loan is not None and rows.lent is not loan:
+            if loan is not None and rows.borrowed is not loan:
                 loan.end()
 
     async def switched(self, decoder: RowDecoder, lora: LoraWeights) -> RowDecoder:

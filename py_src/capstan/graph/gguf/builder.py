@@ -157,10 +157,10 @@ class Builder:
             assert self.stateful is not None, "a layer without attention has states"
             made = self.stateful.write(layer, x)
         mlp_norm = "pre_feedforward_layernorm" if self.family.sandwich else "post_attention_layernorm"
-        made = self.behind(made, f"{front}.post_attention_layernorm", f"{names}.post_attention_norm")
+        made = self.norm_after(made, f"{front}.post_attention_layernorm", f"{names}.post_attention_norm")
         made = self.scaled(f"/model/{front}/residual_mul/Mul_1", made, self.residual_scale)
         x, skip = self.skip_norm(f"{front}.{mlp_norm}", skip, made, f"{names}.{self.family.mlp_norm}")
-        made = self.behind(self.mlp(layer, x), f"{front}.post_feedforward_layernorm", f"{names}.post_ffw_norm")
+        made = self.norm_after(self.mlp(layer, x), f"{front}.post_feedforward_layernorm", f"{names}.post_ffw_norm")
         made = self.scaled(f"/model/{front}/residual_mul/Mul_2", made, self.residual_scale)
         if self.own is not None:
             skip = self.t.node("Add", f"/model/{front}/mlp/Add", [skip, made])
@@ -188,8 +188,8 @@ class Builder:
         if self.t.has(f"blk.{layer}.attn_sinks.weight"):
             sinks = self.t.tensor(f"blk.{layer}.attn_sinks.weight", self.heads)
             tables[-1] = self.t.vector(f"{front}.sinks", [Rows(sinks)])
-        told = "present" if shares else "past_key_values"
-        caches = [f"{told}.{self.source(layer)}.{part}" for part in ("key", "value")]
+        described = "present" if shares else "past_key_values"
+        caches = [f"{described}.{self.source(layer)}.{part}" for part in ("key", "value")]
         attended = self.t.node(
             "GroupQueryAttention",
             f"{node}/GroupQueryAttention",
@@ -331,7 +331,7 @@ class Builder:
     def norm_weight(self, name: str, tensor: str) -> str:
         return self.t.vector(f"model.{name}.weight", [Rows(self.t.tensor(f"{tensor}.weight", self.hidden))])
 
-    def behind(self, x: str, name: str, tensor: str) -> str:
+    def norm_after(self, x: str, name: str, tensor: str) -> str:
         """A tensor after the norm that follows attention or the MLP, if the family has such norms."""
         return self.norm(name, x, tensor) if self.family.sandwich else x
 

@@ -64,11 +64,11 @@ def local_layers(file: GgufFile, layers: int, every: int) -> Sequence[bool]:
     number (0 means all layers), or a list of layers.
     """
     key = file.key(PATTERN)
-    told = file.value(key, every)
-    if isinstance(told, tuple):
-        if len(told) != layers or not all(type(each) in (bool, int) and each in (0, 1) for each in told):
+    described = file.value(key, every)
+    if isinstance(described, tuple):
+        if len(described) != layers or not all(type(each) in (bool, int) and each in (0, 1) for each in described):
             raise file.error(key, f"{layers} truth values, one for each layer, or an integer from 0")
-        return [bool(each) for each in told]
+        return [bool(each) for each in described]
     every = file.integer(key, every, least=0)
     return [every == 0 or layer % every < every - 1 for layer in range(layers)]
 
@@ -82,12 +82,12 @@ def without_recurrence(file: GgufFile, layers: int) -> Sequence[bool]:
     """The layers that the file does not list as recurrent; without a list the last one of each group of `every`."""
     key = file.key("attention.recurrent_layers")
     every = file.integer(file.key("full_attention_interval"), 4)
-    told = file.value(key)
-    if told is None:
+    described = file.value(key)
+    if described is None:
         return [layer % every == every - 1 for layer in range(layers)]
-    if not isinstance(told, tuple) or len(told) < layers or {type(each) for each in told} - {bool, int}:
+    if not isinstance(described, tuple) or len(described) < layers or {type(each) for each in described} - {bool, int}:
         raise file.error(key, f"{layers} truth values or more, one for each layer")
-    return [not each for each in told[:layers]]
+    return [not each for each in described[:layers]]
 
 
 def of_predicted_layers(file: GgufFile, layers: int) -> set[str]:

@@ -149,10 +149,10 @@ class GgufFile:
     ) -> tuple[int, ...]:
         """An integer from `least` to `most` for each of `layers` layers; most files have one for all."""
         value = self.value(key, default)
-        told = value if isinstance(value, tuple) else (value,) * layers
-        if len(told) != layers or not all(type(each) is int and least <= each <= most for each in told):
+        described = value if isinstance(value, tuple) else (value,) * layers
+        if len(described) != layers or not all(type(each) is int and least <= each <= most for each in described):
             raise self.error(key, f"an integer from {least} to {most}, or {layers} of them, one for each layer")
-        return told
+        return described
 
     def of_layers(self, key: str, layers: int, default: int | None = None, most: int = MOST_ELEMENTS) -> int:
         """An integer from 1 on that is the same for each of `layers` layers."""

@@ -214,7 +214,7 @@ class Parser:
         if kind != ARRAY:
             raise self._error(f"has a value of type {kind}; the types are 0 to {max(LEAST_BYTES)}")
         if depth == MOST_DEPTH:
-            raise self._error(f"is an array nested more than {MOST_DEPTH} deep")
+            raise self._error(f"is an array nested more than {MOST_DEPTH} levels deep")
         return self._array(depth)
 
     def _array(self, depth: int) -> tuple[Any, ...]:
@@ -251,13 +251,13 @@ class Parser:
                 if at + 8 > end:
                     raise ShortError(at + 8, self._inside)
                 start = at + 8
-                behind = start + read(data, at)[0]
-                if behind > end:
-                    if behind - start > min(MOST_BYTES, self._size):
-                        raise self._error(f"has a string of {behind - start} bytes; at most {MOST_BYTES} are read")
-                    raise ShortError(behind, self._inside)
-                found.append(data[start:behind].decode())
-                at = behind
+                stop = start + read(data, at)[0]
+                if stop > end:
+                    if stop - start > min(MOST_BYTES, self._size):
+                        raise self._error(f"has a string of {stop - start} bytes; at most {MOST_BYTES} are read")
+                    raise ShortError(stop, self._inside)
+                found.append(data[start:stop].decode())
+                at = stop
         except UnicodeDecodeError as error:
             raise self._error(f"is not UTF-8 at byte {start + error.start} of the file") from error
         finally:

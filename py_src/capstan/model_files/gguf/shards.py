@@ -77,10 +77,10 @@ def joined(files: Sequence[GgufFile]) -> GgufFile:
     wanted = first.integer("split.tensors.count", most=MOST_COUNT)
     tensors: dict[str, GgufTensor] = {}
     for number, file in enumerate(files):
-        told = file.integer("split.tensors.count", most=MOST_COUNT)
-        if told != wanted:
+        stated = file.integer("split.tensors.count", most=MOST_COUNT)
+        if stated != wanted:
             raise ModelFileError(
-                f"{file.name}: a shard of a model of {told} tensors (metadata split.tensors.count), but {first.name} "
+                f"{file.name}: a shard of a model of {stated} tensors (metadata split.tensors.count), but {first.name} "
                 f"is one of a model of {wanted}; {COPY}"
             )
         for name, tensor in file.tensors.items():

@@ -79,7 +79,7 @@ class Beside(Operation):
             return
         y, truth = witness.keep(writes[0], self.written_bytes(0)), witness.truths(first.of)
         for each, read, write in self.apart(reads, writes):
-            each.tell(witness, read, write, y, truth)
+            each.compute_truth(witness, read, write, y, truth)
         if witness.is_made(writes[0]):
             witness.judge("result", first.element, y, truth)
 
@@ -113,7 +113,7 @@ def joined(graph: StepGraph, _: Mapping[int, Met]) -> StepGraph:
     return joins.joined()
 
 
-def placed_behind(kernel: OrtKernel, count: int) -> bool:
+def placed_after(kernel: OrtKernel, count: int) -> bool:
     """Whether the inputs of a Concat are vectors."""
     shapes = [kernel.uniforms[f"input_{i}_shape"] for i in range(count)]
     vectors = all(isinstance(shape, tuple) and shape[:-1] == (1, 1) for shape in shapes)
@@ -142,7 +142,7 @@ RULES = Rules(
                 f"(output_indices, input_{count - 1}[global_idx - uniforms.offsets[input_index]]);",
             ),
             asked=("output_size",),
-            holds=partial(placed_behind, count=count),
+            holds=partial(placed_after, count=count),
             parts=partial(concat, count=count),
         )
         for count in range(2, MOST + 1)

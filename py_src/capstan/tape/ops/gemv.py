@@ -82,10 +82,10 @@ class MatVec(Operation):
     power: int | None = None
     """A buffer with the exponent, an i32."""
     factor: Factor | None = None
-    behind: RmsNorm | None = None
+    inner: RmsNorm | None = None
     total: bool = False
     wide: bool = False
-    """Whether the norm's input is float32 although `element` is f16: x (skip and total if `behind`), gammas, beta."""
+    """Whether the norm's input is float32 although `element` is f16: x (skip and total if `inner`), gammas, beta."""
     rows: int = 1
     """Rows of x, and of all values that are added or written."""
     rounded: bool = False
@@ -105,7 +105,7 @@ class MatVec(Operation):
             "bias_up": self.bias and self.up is not None,
             "residual": self.residual,
             "second": self.second,
-            "skip": self.behind is not None,
+            "skip": self.inner is not None,
         }
         return ("x", *(name for name, wanted in asked.items() if wanted))
 
@@ -117,7 +117,7 @@ class MatVec(Operation):
     @property
     def prepared(self) -> bool:
         """Whether the part before the product is more than an RMS norm in the product's type."""
-        return self.behind is not None or self.wide or isinstance(self.norm, CenteredNorm)
+        return self.inner is not None or self.wide or isinstance(self.norm, CenteredNorm)
 
     @property
     def normed_apart(self) -> bool:
@@ -149,12 +149,12 @@ class MatVec(Operation):
             return self._products(values, limits)
         # The buffer between the halves of a gated layer is alive at the same time and has another size.
         normed = Shared(-(-self.rows * self.k * ELEMENT_BYTES[self.element] // 16) * 16 + 16)
-        plain = replace(self, norm=None, behind=None, total=False, wide=False)
+        plain = replace(self, norm=None, inner=None, total=False, wide=False)
         return [self._norm(values, normed, limits), *plain._products({**values, "x": normed}, limits)]
 
     def _norm(self, values: Mapping[str, Binding], normed: Shared, limits: WorkgroupLimits) -> Kernel:
         """The kernel that normalises rows."""
-        names = ("x", *(["skip"] if self.behind else []), *(["total"] if self.total else []))
+        names = ("x", *(["skip"] if self.inner else []), *(["total"] if self.total else []))
         bindings = {name: values[name] for name in names} | {"normed": normed}
         bindings |= {name: Buffer(buffer) for name, buffer in self._norm_weights().items()}
         constants = {"WIDE": self.wide, **epsilons(self), **norm_constants(self.k, limits)}
@@ -197,11 +197,11 @@ class MatVec(Operation):
         return {name: buffer for name, buffer in named.items() if buffer is not None}
 
     def _norm_weights(self) -> dict[str, int]:
-        norm, behind = self.norm, self.behind
+        norm, inner = self.norm, self.inner
         return {
             **({"gamma": norm.gamma} if norm else {}),
             **({"beta": norm.beta} if isinstance(norm, CenteredNorm) else {}),
-            **({"gamma_behind": behind.gamma} if behind else {}),
+            **({"gamma_inner": inner.gamma} if inner else {}),
         }
 
     def truth(self, witness: Witness, reads: Sequence[int], writes: Sequence[int]) -> None:
@@ -209,11 +209,11 @@ class MatVec(Operation):
         if self.rows > 1:
             return
         y, truth = witness.keep(writes[0], self.written_bytes(0)), witness.truths(self.of or self.n)
-        self.tell(witness, reads, writes, y, truth)
+        self.compute_truth(witness, reads, writes, y, truth)
         if witness.is_made(writes[0]):
             witness.judge("result", self.element, y, truth)
 
-    def tell(
+    def compute_truth(
         self, witness: Witness, reads: Sequence[int], writes: Sequence[int], y: list[Any], truth: list[Any]
     ) -> None:
         """Have `witness` compute this product's part of `truth`, and `y` if the step does not make it.
@@ -222,7 +222,7 @@ class MatVec(Operation):
         buffers."""
         each, given = ELEMENT_BYTES[self.element], not witness.is_made(writes[0])
         wide = ELEMENT_BYTES[self.stream]
-        sizes = {"x": self.k * (each if self.behind else wide), "skip": self.k * wide}
+        sizes = {"x": self.k * (each if self.inner else wide), "skip": self.k * wide}
         kept = {
             name: witness.keep(read, sizes.get(name, self.n * each))
             for name, read in zip(self.inputs, reads, strict=True)
@@ -232,7 +232,7 @@ class MatVec(Operation):
             "BLOCK": self.block or gcd(self.k, 64),
             "BYTES": self.bits == 8,
             "HALF_STREAM": self.stream == "f16",
-            "HALF_X": (self.element if self.behind else self.stream) == "f16",
+            "HALF_X": (self.element if self.inner else self.stream) == "f16",
             **epsilons(self),
         }
         own = {name: ["recorded", buffer] for name, buffer in self._weights().items()}
@@ -243,8 +243,8 @@ class MatVec(Operation):
             named = {**constants, "N": rows, "FIRST": first, **flags}
             witness.run("truth_gemv", named, self.element == "f16", bindings, (-(-rows // 64), 1, 1))
 
-        behind = flags_behind(self)
-        nothing = dict.fromkeys(behind, False)
+        inner = epilogue_flags(self)
+        nothing = dict.fromkeys(inner, False)
         up: dict[str, list[Any]] = {}
         if self.up is not None:
             up = {"up": witness.scores(self.n)}
@@ -254,17 +254,17 @@ class MatVec(Operation):
         made: dict[str, list[Any]] = {"truth": truth, **({"y": y} if given else {})}
         taken = {name: buffer for name, buffer in own.items() if not name.endswith("_up")}
         added: dict[str, list[Any]] = {name: kept[name] for name in ("bias", "residual", "second") if name in kept}
-        run(self.n, behind, {**shared, **taken, **added, **up, **made}, self.first)
+        run(self.n, inner, {**shared, **taken, **added, **up, **made}, self.first)
         if self.total:
             truth, y = witness.truths(self.k), witness.keep(writes[1], self.k * wide)
-            sums = {name: shared[name] for name in ("x", "skip", "gamma_behind")}
+            sums = {name: shared[name] for name in ("x", "skip", "gamma_inner")}
             run(self.k, nothing, {**sums, "truth": truth})
             witness.judge("sum", self.stream, y, truth)
 
 
 def epsilons(what: MatVec) -> dict[str, float]:
     """The epsilons of its norms, by the names of the templates."""
-    by = {"EPSILON": what.norm, "EPSILON_BEHIND": what.behind}
+    by = {"EPSILON": what.norm, "EPSILON_INNER": what.inner}
     return {name: norm.epsilon for name, norm in by.items() if norm is not None}
 
 
@@ -284,7 +284,7 @@ def plan_few_packed(what: MatVec, limits: WorkgroupLimits) -> KernelPlan | None:
     if tiling is None:
         return None
     constants = {"K": what.k, "N": what.n, "M": what.rows, "FIRST": what.first, "OF": what.of or what.n}
-    form = {**flags_behind(what), **packing(what), **tiling.constants(what.block, what.bits)}
+    form = {**epilogue_flags(what), **packing(what), **tiling.constants(what.block, what.bits)}
     return KernelPlan("few_rows_matrices", constants | form, (*tiling.workgroups(what.rows, what.n, gated), 1))
 
 
@@ -306,7 +306,7 @@ def packing(what: MatVec) -> dict[str, int | float | bool]:
     return {"BLOCK": what.block, "BYTES": what.bits == 8}
 
 
-def flags_behind(what: MatVec) -> dict[str, bool]:
+def epilogue_flags(what: MatVec) -> dict[str, bool]:
     """The flags for operations after the product that bindings do not show, by the names of the templates."""
     factor = what.factor
     return {
@@ -320,7 +320,7 @@ def flags_behind(what: MatVec) -> dict[str, bool]:
 
 def plan_matvec(what: MatVec, limits: WorkgroupLimits) -> KernelPlan:
     """The kernel that computes a product, and its workgroups."""
-    fused: dict[str, int | float | bool] = {**flags_behind(what), **epsilons(what)}
+    fused: dict[str, int | float | bool] = {**epilogue_flags(what), **epsilons(what)}
     half, gated = what.element == "f16", what.up is not None
     if what.rows > 1:
         return plan_rows(what, limits)
@@ -346,7 +346,7 @@ def plan_rows(what: MatVec, limits: WorkgroupLimits) -> KernelPlan:
     by_matrices = plan_few_matrices(what, limits)
     if by_matrices is not None:
         return by_matrices
-    fused = flags_behind(what)
+    fused = epilogue_flags(what)
     half, gated = what.element == "f16", what.up is not None
     place = {"FIRST": what.first, "OF": what.of or what.n}
     if what.scales is None:

@@ -167,7 +167,7 @@ NOTHING_BESIDES = {
     "second": False,
     "activated": False,
     "factor": None,
-    "behind": None,
+    "inner": None,
 }
 
 
@@ -215,7 +215,7 @@ def norms_joined(graph: StepGraph, _: Mapping[int, Met]) -> StepGraph:
         alone = len(using) == 1
         if not all(takes_norm(reader, value, node.what, "f16" if cast else element, alone) for reader in using):
             continue
-        behind = sum_behind(joins, node, using, wide=cast is not None)
+        inner = inner_sum(joins, node, using, wide=cast is not None)
         for place, reader in enumerate(using):
             what = product(reader)
             assert what is not None
@@ -223,13 +223,13 @@ def norms_joined(graph: StepGraph, _: Mapping[int, Met]) -> StepGraph:
             what = replace(what, norm=node.what.by, wide=cast is not None)
             origins = reader.origins.union(*(each.origins for each in taken))
             writes = reader.writes
-            if behind is not None and place == 0:
-                what = replace(what, behind=behind.by, total=behind.total)
-                named |= {"x": behind.x, "skip": behind.skip}
-                origins = origins.union(*(each.origins for each in behind.taken))
-                writes = (*writes, node.reads[0]) if behind.total else writes
+            if inner is not None and place == 0:
+                what = replace(what, inner=inner.by, total=inner.total)
+                named |= {"x": inner.x, "skip": inner.skip}
+                origins = origins.union(*(each.origins for each in inner.taken))
+                writes = (*writes, node.reads[0]) if inner.total else writes
             changed[reader.writes[0]] = replace(with_inputs(reader, what, named), origins=origins, writes=writes)
-        for each in (*taken, *(behind.taken if behind is not None else ())):
+        for each in (*taken, *(inner.taken if inner is not None else ())):
             joins.gone |= set(each.writes)
     nodes = [
         changed.get(node.writes[0], node) if node.writes else node
@@ -260,7 +260,7 @@ def takes_norm(reader: Node, value: int, norm: Norm, element: str, alone: bool) 
 
 
 @dataclass(frozen=True)
-class SumBehind:
+class InnerSum:
     """A sum of a residual and a normalised vector, before another norm."""
 
     by: RmsNorm
@@ -271,7 +271,7 @@ class SumBehind:
     taken: tuple[Node, ...]
 
 
-def sum_behind(joins: Joins, norm: Node, using: Sequence[Node], *, wide: bool) -> SumBehind | None:
+def inner_sum(joins: Joins, norm: Node, using: Sequence[Node], *, wide: bool) -> InnerSum | None:
     """The sum that the first product reading `norm` can compute before the norm; None if it cannot."""
     first, value = using[0], norm.reads[0]
     what, added = product(first), joins.makers.get(value)
@@ -280,17 +280,17 @@ def sum_behind(joins: Joins, norm: Node, using: Sequence[Node], *, wide: bool) -
     others = [reader for reader in joins.readers[value] if reader is not norm]
     if value in joins.lasting or any(reader.position <= first.position for reader in others):
         return None
-    for behind_value, skip in (added.reads[::-1], added.reads):
-        behind = joins.made_for(behind_value, added) if behind_value != skip else None
-        if behind is None or not isinstance(behind.what, Norm) or isinstance(behind.what.by, CenteredNorm):
+    for inner_value, skip in (added.reads[::-1], added.reads):
+        inner = joins.made_for(inner_value, added) if inner_value != skip else None
+        if inner is None or not isinstance(inner.what, Norm) or isinstance(inner.what.by, CenteredNorm):
             continue
-        taken, x = [behind, added], behind.reads[0]
+        taken, x = [inner, added], inner.reads[0]
         if wide:
-            cast = joins.made_for(x, behind)
+            cast = joins.made_for(x, inner)
             if cast is None or not isinstance(cast.what, Cast) or cast.what.element != "f32":
                 continue
             taken.append(cast)
             x = cast.reads[0]
-        if behind.what.size == what.k:
-            return SumBehind(behind.what.by, x, skip, bool(others) or len(using) > 1, tuple(taken))
+        if inner.what.size == what.k:
+            return InnerSum(inner.what.by, x, skip, bool(others) or len(using) > 1, tuple(taken))
     return None

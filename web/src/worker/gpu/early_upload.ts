@@ -51,7 +51,7 @@ export class EarlyUpload implements EarlyLoad {
   }
 
   /** Whether these pieces belong to its buffers. The upload is useful only if it was made for the same pieces. */
-  isAskedFor(pieces: PieceFields[]): boolean {
+  isRequested(pieces: PieceFields[]): boolean {
     if (!this.taken || !pieces.some(([buffer]) => this.made.includes(buffer))) return false;
     this.useful = JSON.stringify(pieces) === JSON.stringify(this.pieces());
     return true;

@@ -13,7 +13,7 @@ export interface OpenedDevice {
   /** The identity of its adapter. */
   readonly identity: string;
   /** The stand-in for the device that onnxruntime-web gets. */
-  readonly lent: Lent<GPUDevice>;
+  readonly borrowed: Borrowed<GPUDevice>;
   destroyed: boolean;
   lost: GPUDeviceLostInfo | null;
   /**
@@ -26,7 +26,7 @@ export interface OpenedDevice {
 }
 
 /** A stand-in that can release its target. */
-interface Lent<T> {
+interface Borrowed<T> {
   readonly proxy: T;
   revoke(): void;
 }
@@ -51,7 +51,7 @@ export async function takeDevice(): Promise<OpenedDevice> {
   }
   const { device, summary } = await openDevice(adapter);
   const fresh = { destroyed: false, lost: null, onLost: null, sessions: 0 };
-  const made: OpenedDevice = { device, summary, identity: here, lent: lend(device), ...fresh };
+  const made: OpenedDevice = { device, summary, identity: here, borrowed: lend(device), ...fresh };
   opened.set(device, made);
   void device.lost.then((info) => {
     made.lost = info;
@@ -75,8 +75,8 @@ export function destroyDevice(device: OpenedDevice): void {
 }
 
 /** A device as onnxruntime-web gets it. */
-export function lentDevice(device: GPUDevice): GPUDevice {
-  return opened.get(device)?.lent.proxy ?? device;
+export function borrowedDevice(device: GPUDevice): GPUDevice {
+  return opened.get(device)?.borrowed.proxy ?? device;
 }
 
 /** Count a session of onnxruntime-web on a device from before it is made until after it was released. */
@@ -89,21 +89,21 @@ export function countSession(device: GPUDevice, change: 1 | -1): void {
 
 /** Once onnxruntime-web has no use for the stand-in any more. */
 function letGo(device: OpenedDevice): void {
-  if (device.destroyed && !device.sessions) device.lent.revoke();
+  if (device.destroyed && !device.sessions) device.borrowed.revoke();
 }
 
-function lend(device: GPUDevice): Lent<GPUDevice> {
+function lend(device: GPUDevice): Borrowed<GPUDevice> {
   const queue = standIn(device.queue, {});
-  const lent = standIn(device, { queue: queue.proxy });
+  const borrowed = standIn(device, { queue: queue.proxy });
   const revoke = (): void => {
-    lent.revoke();
+    borrowed.revoke();
     queue.revoke();
   };
-  return { proxy: lent.proxy, revoke };
+  return { proxy: borrowed.proxy, revoke };
 }
 
 /** An object that has what `real` has at each time, but for the properties of `instead`. */
-function standIn<T extends object>(real: T, instead: Partial<T>): Lent<T> {
+function standIn<T extends object>(real: T, instead: Partial<T>): Borrowed<T> {
   return Proxy.revocable(real, {
     get: (target, key) => {
       const found: unknown = key in instead ? instead[key as keyof T] : Reflect.get(target, key);

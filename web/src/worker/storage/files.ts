@@ -6,7 +6,7 @@ import { lastAnswer, noteAnswer } from "./kept_folders";
 import { hubRefusal, inRepository, keepFile, keptFile, listed } from "./hub";
 import { Body, checkFolder, discardBody, isPage, pageError, shown, transient } from "./network";
 import { pickedFile } from "./picked";
-import { askedAhead, fetchedOnce } from "./prefetch";
+import { requestedAhead, fetchedOnce } from "./prefetch";
 import { fetched } from "./source";
 import { readWhole } from "./whole";
 
@@ -81,7 +81,7 @@ export async function fileExists(url: string, unreached: Unreached): Promise<boo
   if (file !== undefined) return file !== null;
   const listed = inRepository(url);
   if (listed !== null) return listed;
-  if (await askedAhead(url)) return true;
+  if (await requestedAhead(url)) return true;
   let response: Response;
   try {
     response = await fetched(url, { method: "HEAD" });

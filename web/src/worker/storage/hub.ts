@@ -5,7 +5,7 @@ import { EngineError } from "../../wire/errors";
 import type { HubRepository } from "../../wire/protocol";
 import { entry, keep as keepIn, kept as keptIn } from "./kept_files";
 import { Body, request, transient } from "./network";
-import { type Listed, readWhole, toldSize } from "./whole";
+import { type Listed, readWhole, reportedSize } from "./whole";
 
 interface Opened {
   /** For messages. */
@@ -91,7 +91,7 @@ async function openNow(
     if (typeof rfilename !== "string") continue;
     const digest = lfs?.sha256;
     files.set(rfilename, {
-      size: size == null ? null : toldSize(`${name}, ${rfilename}`, size),
+      size: size == null ? null : reportedSize(`${name}, ${rfilename}`, size),
       sha256: typeof digest === "string" ? digest : null,
     });
   }

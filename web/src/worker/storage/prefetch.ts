@@ -117,7 +117,7 @@ async function ask(url: string, copied = false): Promise<Response | undefined> {
 }
 
 /** Whether a file that was requested ahead, and that nobody has read yet, is there; undefined for any other. */
-export async function askedAhead(url: string): Promise<boolean | undefined> {
+export async function requestedAhead(url: string): Promise<boolean | undefined> {
   return (await requested.get(absolute(url))?.catch(() => undefined))?.ok;
 }
 

@@ -8,7 +8,7 @@ import { ByteReader, Chunk } from "./chunk";
 import { authorization, hubRefusal, listedIdentity } from "./hub";
 import { Body, checkFolder, discardBody, isPage, pageError, request, shown, transient } from "./network";
 import { pickedFile } from "./picked";
-import { toldSize } from "./whole";
+import { reportedSize } from "./whole";
 
 /** A source's description; see capstan.host.storage_interface.SourceIdentity. */
 export interface SourceIdentity {
@@ -112,7 +112,7 @@ function sizeOf(response: Response): number | null {
   if (encoding !== "identity") return null;
   const total = /\/(\d+)$/.exec(response.headers.get("Content-Range") ?? "")?.[1];
   const length = total ?? (response.status === 206 ? null : response.headers.get("Content-Length"));
-  return length === null || length === undefined ? null : toldSize(shown(response.url), Number(length));
+  return length === null || length === undefined ? null : reportedSize(shown(response.url), Number(length));
 }
 
 /**

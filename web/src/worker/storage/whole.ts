@@ -15,7 +15,7 @@ export interface Listed {
 const LARGEST_FILE = 2 ** 40;
 
 /** A file's size as its server tells it. Throws ModelFileError for what is no size. */
-export function toldSize(name: string, size: unknown): number {
+export function reportedSize(name: string, size: unknown): number {
   if (Number.isInteger(size) && Number(size) >= 0 && Number(size) <= LARGEST_FILE) return Number(size);
   const told = JSON.stringify(size).slice(0, 40);
   throw new EngineError(

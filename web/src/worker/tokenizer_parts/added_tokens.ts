@@ -37,7 +37,7 @@ export type Section = { readonly id: number } | { readonly text: string; readonl
 
 const WORD = /[\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\p{Join_Control}]/u;
 const SPACES_BEFORE = /(?<!\p{White_Space})\p{White_Space}+$/u;
-const SPACES_BEHIND = /\p{White_Space}*/uy;
+const SPACES_AFTER = /\p{White_Space}*/uy;
 
 type Node = Map<number, Node> & { token?: AddedToken };
 
@@ -78,8 +78,8 @@ export class Finder {
         start = Math.max(done, start - spaces);
       }
       if (token.rstrip) {
-        SPACES_BEHIND.lastIndex = stop;
-        stop += SPACES_BEHIND.exec(text)![0].length;
+        SPACES_AFTER.lastIndex = stop;
+        stop += SPACES_AFTER.exec(text)![0].length;
       }
       upTo(start);
       found.push({ id: token.id });

@@ -149,7 +149,7 @@ class PrefillTapes:
     """The beginning of the names under which tapes are stored."""
     tapes: dict[int, int] = field(default_factory=dict)
     """The tapes by length; 0 if none is possible."""
-    said: dict[int, str] = field(default_factory=dict)
+    reports: dict[int, str] = field(default_factory=dict)
     """The passes' effects on each tape, or the reason why there is no tape, by length."""
     sessions: list[tuple[int, int]] = field(default_factory=list)
     seen: set[int] = field(default_factory=set)
@@ -167,9 +167,9 @@ class PrefillTapes:
     @property
     def report(self) -> str:
         """The tapes made so far, and the reason for each missing one."""
-        if not self.said:
+        if not self.reports:
             return f"no length of {', '.join(map(str, self.lengths))} positions has run twice yet"
-        return "; ".join(f"{length} positions: {said}" for length, said in sorted(self.said.items()))
+        return "; ".join(f"{length} positions: {report}" for length, report in sorted(self.reports.items()))
 
     def due(self, count: int) -> list[int]:
         """The lengths of the tapes that a new prompt of `count` ids uses and that were not made yet."""
@@ -200,7 +200,7 @@ class PrefillTapes:
         found = await self.stored.restore(f"{self.what} of {length} positions", self.key, self.buffers)
         if found is None:
             return 0
-        self.said[length] = found.passes["prefill"]
+        self.reports[length] = found.passes["prefill"]
         return found.tape
 
     def cut(self, count: int) -> list[Run]:
@@ -237,24 +237,24 @@ class PrefillTapes:
                 undo.push_async_callback(self.engine.release_session, session)
                 undo.callback(self.engine.unbind, binding)
                 undo.callback(self.engine.retire, binding)
-                tape, said = await self._recorded(length, binding)
+                tape, report = await self._recorded(length, binding)
                 undo.callback(self.engine.close_tape, tape)
                 self.engine.retire(binding)
-                await self._keep(length, tape, said)
+                await self._keep(length, tape, report)
                 undo.pop_all()
             self.sessions.append((session, binding))
         except (TapeError, UnsupportedModelError, OutOfMemoryError) as error:
             if not self.engine.healthy():
                 raise
-            self.said[length] = f"not used: {error}"
+            self.reports[length] = f"not used: {error}"
             fall_back("prefill runs from a tape", str(error), "onnxruntime-web runs them")
             return 0
-        self.said[length] = said
+        self.reports[length] = report
         return tape
 
-    async def _keep(self, length: int, tape: int, said: str) -> None:
+    async def _keep(self, length: int, tape: int, report: str) -> None:
         """Store a checked tape for other sequences and later loads."""
-        await self.stored.keep(f"{self.what} of {length} positions", self.key, self.buffers, tape, {"prefill": said})
+        await self.stored.keep(f"{self.what} of {length} positions", self.key, self.buffers, tape, {"prefill": report})
 
     async def _recorded(self, length: int, binding: int) -> tuple[int, str]:
         engine, buffers = self.engine, self.buffers

@@ -113,7 +113,7 @@ class RowTape(Generic[B]):
     tape: int
     session: int
     binding: int
-    said: str
+    report: str
     buffers: B
     scratch: TapeScratch
 

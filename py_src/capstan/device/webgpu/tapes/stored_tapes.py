@@ -65,7 +65,7 @@ class StoredTapes:
         self._facts = json.dumps([facts, engine.adapter()], sort_keys=True)
         self._weights = weights
         """Buffers by name."""
-        self._at_hand: dict[str, str] = {}
+        self._in_memory: dict[str, str] = {}
         """Stored tapes by the names of their notes."""
         self._noted = noted
 
@@ -76,7 +76,7 @@ class StoredTapes:
         down.
         """
         name = self._name(what, key, buffers)
-        text = self._at_hand.get(name)
+        text = self._in_memory.get(name)
         if text is None and self._notes is not None:
             text = await self._notes.read(name, self._key(key))
         if text is None:
@@ -96,9 +96,9 @@ class StoredTapes:
                 raise
             fall_back("a stored tape", str(error), "the step is recorded and checked again")
             return None
-        self._at_hand[name] = text
+        self._in_memory[name] = text
         if not self._noted:
-            await self._tell(what)
+            await self._note(what)
         return Restored(tape, stored["passes"])
 
     async def keep(
@@ -121,12 +121,12 @@ class StoredTapes:
         used = {id_: names[id_] for id_ in found["given"]}
         text = json.dumps({"tape": found, "names": used, "passes": dict(passes)})
         name = self._name(what, key, buffers)
-        self._at_hand[name] = text
+        self._in_memory[name] = text
         if self._notes is not None:
             await self._notes.write(name, self._key(key), text)
-            await self._tell(what)
+            await self._note(what)
 
-    async def _tell(self, what: str) -> None:
+    async def _note(self, what: str) -> None:
         """Note for later loads that there are stored tapes."""
         self._noted = True
         if self._notes is not None:

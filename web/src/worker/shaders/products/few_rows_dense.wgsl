@@ -1,7 +1,7 @@
 // A few rows times a dense matrix: y[m][FIRST + n] = sum over k of x[m][k] * W[k][n], fused with the operations after it.
 //
 // W as ONNX's MatMul has it, [K, N] row by row, of the type of x, which is [M, K]; a weight is loaded once for TALL rows
-// of x. Products and sums are float32. After the product: + bias[n], of W_up + bias_up[n]; what behind_product.wgsl
+// of x. Products and sums are float32. After the product: + bias[n], of W_up + bias_up[n]; what product_epilogue.wgsl
 // computes, with up by up[m][n]; + residual[m][n]; + second[m][n].
 //
 // COLUMNS neighbours load neighbouring 16 bytes of a row of W. SPAN threads share these columns; each takes every
@@ -17,7 +17,7 @@ alias Word = Row;
 
 #include packing
 #include dense_columns
-#include behind_product
+#include product_epilogue
 
 const RUNS: u32 = K / 4u;
 const WORKGROUP: u32 = COLUMNS * SPAN;

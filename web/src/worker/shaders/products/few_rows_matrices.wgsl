@@ -18,7 +18,7 @@
 alias Word = vec4<u32>;
 #include packing
 #include packed_blocks
-#include behind_product
+#include product_epilogue
 
 const TEAM: u32 = 4u; // threads with neighbouring runs of a row
 const ROWS: u32 = LANES / TEAM; // rows of W for which a subgroup requests a run at once

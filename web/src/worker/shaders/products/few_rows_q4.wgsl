@@ -2,7 +2,7 @@
 // after it.
 //
 // W as packing.wgsl has it; a weight is loaded and unpacked once for TALL rows of x. x is [M, K], y [M, OF].
-// After the product: + bias[n], of W_up + bias_up[n]; what behind_product.wgsl computes, with up by up[m][n];
+// After the product: + bias[n], of W_up + bias_up[n]; what product_epilogue.wgsl computes, with up by up[m][n];
 // + residual[m][n]; + second[m][n]. Sums are float32; with HALF, 8 products are added as float16 before that.
 //
 // SPAN threads share ROWS rows of W (a tile: WORKGROUP / SPAN * ROWS rows) and take every SPAN-th eight elements of
@@ -19,7 +19,7 @@
 alias Word = Eight;
 
 #include packed_weights
-#include behind_product
+#include product_epilogue
 
 const OCTETS: u32 = K / 8u;
 const ROOM: u32 = BLOCKS * (BLOCK / 8u); // octets that fit into a row's blocks

@@ -3,7 +3,7 @@
 //
 // W as ONNX's MatMul has it, [K, N] row by row, of the type of x. Products and sums are float32. With gamma, x is
 // x / sqrt(mean(x^2) + EPSILON) * gamma. After the product, in this order: + bias[n], of W_up + bias_up[n]; what
-// behind_product.wgsl computes; + residual[n]; + second[n].
+// product_epilogue.wgsl computes; + residual[n]; + second[n].
 //
 // COLUMNS neighbours load neighbouring 16 bytes of a row. SPAN threads share these columns; each takes every SPAN-th
 // run of four rows. Their sums are added by shuffles, then, if SPLIT, in workgroup memory, where one thread finishes
@@ -17,7 +17,7 @@ alias Word = Row;
 
 #include packing
 #include dense_columns
-#include behind_product
+#include product_epilogue
 
 const RUNS: u32 = K / 4u;
 const WORKGROUP: u32 = COLUMNS * SPAN;

@@ -1,8 +1,8 @@
 // All that comes before the product in matvec_q4.wgsl, in float32, where that is more than an RMS norm of x in its own
 // type. A thread prepares MINE octets of x.
 //
-// With gamma_behind, x is skip + x / sqrt(mean(x^2) + EPSILON_BEHIND) * gamma_behind before the norm; the first workgroup
-// writes that to total. With beta, x less its mean is normalised, and beta added. WIDE: x (with gamma_behind skip and
+// With gamma_inner, x is skip + x / sqrt(mean(x^2) + EPSILON_INNER) * gamma_inner before the norm; the first workgroup
+// writes that to total. With beta, x less its mean is normalised, and beta added. WIDE: x (with gamma_inner skip and
 // total instead), gammas and beta are float32 although other values are float16.
 
 // The mean over x of a value that each thread has of its part.
@@ -87,17 +87,17 @@ fn prepared(thread: u32, first: bool) -> array<Octet, MINE> {
 #if beta
   var shifts = array<Stream, MINE>();
 #endif
-#if gamma_behind
+#if gamma_inner
   var skipped = array<Stream, MINE>();
-  var gains_behind = array<Stream, MINE>();
+  var gains_inner = array<Stream, MINE>();
 #endif
 #repeat i MINE
   let at = octet_of(thread, i);
   if (at < OCTETS) {
-#if gamma_behind
+#if gamma_inner
     lines[i] = widened(x[at]);
     skipped[i] = skip[at];
-    gains_behind[i] = gamma_behind[at];
+    gains_inner[i] = gamma_inner[at];
 #else
     lines[i] = streamed(x[at]);
 #endif
@@ -107,14 +107,14 @@ fn prepared(thread: u32, first: bool) -> array<Octet, MINE> {
 #endif
   }
 #end
-#if gamma_behind
-  var behind = 0.0;
+#if gamma_inner
+  var inner_squares = 0.0;
 #repeat i MINE
-  behind += squares_of(lines[i]);
+  inner_squares += squares_of(lines[i]);
 #end
-  let inverse_behind = inverseSqrt(mean_of(thread, behind, 0u) + EPSILON_BEHIND);
+  let inverse_inner = inverseSqrt(mean_of(thread, inner_squares, 0u) + EPSILON_INNER);
 #repeat i MINE
-  lines[i] = streamed(skipped[i]) + times(lines[i], streamed(gains_behind[i])) * inverse_behind;
+  lines[i] = streamed(skipped[i]) + times(lines[i], streamed(gains_inner[i])) * inverse_inner;
 #if total
   let at = octet_of(thread, i);
   if (first && at < OCTETS) {

@@ -4,7 +4,7 @@
 // W as packing.wgsl has it; SIXTEENS: BLOCK is 16, else a multiple of 32. With gamma, x is x / sqrt(mean(x^2) + EPSILON) *
 // gamma (matvec_norm.wgsl). PREPARED: what comes before is more than that (matvec_prepared.wgsl). With partials, x is
 // joined of splits of attention (matvec_attended.wgsl), without a norm. After the product, in
-// this order: + bias[n], of W_up + bias_up[n]; what behind_product.wgsl computes; + residual[n]; + second[n]. Sums are
+// this order: + bias[n], of W_up + bias_up[n]; what product_epilogue.wgsl computes; + residual[n]; + second[n]. Sums are
 // float32; with HALF, 16 products are added as float16 before that (BYTES, SIXTEENS: 8).
 //
 // SPAN threads share a row; each takes every SPAN-th run of 32 elements of ROWS rows (a tile: WORKGROUP / SPAN * ROWS
@@ -23,7 +23,7 @@
 alias Word = vec4<u32>;
 
 #include packed_weights
-#include behind_product
+#include product_epilogue
 
 #if RAGGED
 // K is a multiple of 8 alone: the last run ends in the padding of the row's last block, where x is taken for 0.
@@ -56,7 +56,7 @@ alias Stream = mat2x4<f32>;
 #else
 alias Stream = Octet;
 #endif
-#if gamma_behind
+#if gamma_inner
 alias Entering = Octet;
 #else
 alias Entering = Stream;
@@ -69,7 +69,7 @@ alias Entering = Stream;
 #endif
 #reads gamma?: array<Stream>
 #reads beta?: array<Stream>
-#reads gamma_behind?: array<Stream>
+#reads gamma_inner?: array<Stream>
 #reads skip?: array<Stream>
 #writes total?: array<Stream>
 
@@ -176,7 +176,7 @@ fn main(
 #else
       let beside = other;
 #endif
-      y[FIRST + n] = element(behind_product(sum * SHARE + before, beside) + added);
+      y[FIRST + n] = element(product_epilogue(sum * SHARE + before, beside) + added);
     }
 #if LOOP
     if (next >= TILES) {

@@ -1,8 +1,8 @@
 // Rows normalised for the products that read them: normed[m] = norm of x[m], computed in float32.
 //
 // The norm is x / sqrt(mean(x^2) + EPSILON) * gamma; with beta, x less its mean before that, + beta after it. With
-// gamma_behind, x is skip + x / sqrt(mean(x^2) + EPSILON_BEHIND) * gamma_behind first, which is written to any total.
-// WIDE: x (with gamma_behind skip and total instead), gammas and beta are float32 although other values are float16.
+// gamma_inner, x is skip + x / sqrt(mean(x^2) + EPSILON_INNER) * gamma_inner first, which is written to any total.
+// WIDE: x (with gamma_inner skip and total instead), gammas and beta are float32 although other values are float16.
 // A workgroup takes a row; each thread holds ITEMS = ceil(K / WORKGROUP) elements of it.
 // Dispatch: (rows, 1, 1).
 
@@ -11,7 +11,7 @@ alias stream = f32;
 #else
 alias stream = element;
 #endif
-#if gamma_behind
+#if gamma_inner
 alias entering = element;
 #else
 alias entering = stream;
@@ -20,7 +20,7 @@ alias entering = stream;
 #reads x: array<entering>
 #reads gamma: array<stream>
 #reads beta?: array<stream>
-#reads gamma_behind?: array<stream>
+#reads gamma_inner?: array<stream>
 #reads skip?: array<stream>
 #writes total?: array<stream>
 #writes normed: array<element>
@@ -61,16 +61,16 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     line[i] = f32(x[row + at]);
   }
 #end
-#if gamma_behind
-  var behind = 0.0;
+#if gamma_inner
+  var inner_squares = 0.0;
 #repeat i ITEMS
-  behind += line[i] * line[i];
+  inner_squares += line[i] * line[i];
 #end
-  let inverse_behind = inverseSqrt(mean_of(thread, behind, 0u) + EPSILON_BEHIND);
+  let inverse_inner = inverseSqrt(mean_of(thread, inner_squares, 0u) + EPSILON_INNER);
 #repeat i ITEMS
   let at = thread + i * WORKGROUP;
   if (at < K) {
-    line[i] = f32(skip[row + at]) + line[i] * inverse_behind * f32(gamma_behind[at]);
+    line[i] = f32(skip[row + at]) + line[i] * inverse_inner * f32(gamma_inner[at]);
 #if total
     total[row + at] = stream(line[i]);
 #endif

@@ -8,7 +8,7 @@ var<workgroup> behind: atomic<u32>; // the position after the place; 0 if there 
 @compute @workgroup_size(WG)
 fn main(@builtin(local_invocation_index) thread: u32) {
   let length = sequence_length(0u);
-  let size = params.draft_behind;
+  let size = params.draft_after;
   for (var first = thread; first + size < length; first += WG) {
     var i = 0u;
     while (i < size && sequence_token(0u, first + i) == sequence_token(0u, length - size + i)) {

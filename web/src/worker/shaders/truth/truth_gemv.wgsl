@@ -7,10 +7,10 @@
 // small factor (docs/design_checking.md). Sums are taken in runs of BLOCK terms, so that their own error is far below.
 // Into any y goes the result, rounded to `element`, where no recorded buffer has it.
 // With up: the activation of that times `up`, the truth of the other half. Without weights: no product, but what is
-// normalised before it (with gamma_behind), of N = K elements. HALF_X, HALF_STREAM: whether x and what surrounds the norms
+// normalised before it (with gamma_inner), of N = K elements. HALF_X, HALF_STREAM: whether x and what surrounds the norms
 // (gammas, beta, skip) are float16; else they are float32.
 // Constants: N, K, FIRST, BLOCK (elements that share a scale; any divisor of K without scales), EPSILON with gamma,
-// EPSILON_BEHIND with gamma_behind. Dispatch: N / 64.
+// EPSILON_INNER with gamma_inner. Dispatch: N / 64.
 
 #if HALF_X
 alias Entering = f16;
@@ -37,7 +37,7 @@ alias Word = element;
 #include packing
 #reads gamma?: array<Stream>
 #reads beta?: array<Stream>
-#reads gamma_behind?: array<Stream>
+#reads gamma_inner?: array<Stream>
 #reads skip?: array<Stream>
 #reads residual?: array<element>
 #reads second?: array<element>
@@ -49,9 +49,9 @@ alias Word = element;
 #writes y?: array<Made>
 
 // A value that is normalised before the product, and its magnitude: that of the values that are rounded on the way.
-fn summed(k: u32, inverse_behind: f32) -> vec2<f32> {
-#if gamma_behind
-  let value = f32(x[k]) * inverse_behind * f32(gamma_behind[k]);
+fn summed(k: u32, inverse_inner: f32) -> vec2<f32> {
+#if gamma_inner
+  let value = f32(x[k]) * inverse_inner * f32(gamma_inner[k]);
   return vec2<f32>(f32(skip[k]) + value, abs(f32(skip[k])) + abs(value));
 #else
   return vec2<f32>(f32(x[k]), abs(f32(x[k])));
@@ -60,8 +60,8 @@ fn summed(k: u32, inverse_behind: f32) -> vec2<f32> {
 
 #if weights
 // A factor of the weights, and its magnitude.
-fn input(k: u32, inverse_behind: f32, mean: f32, inverse: f32) -> vec2<f32> {
-  let value = summed(k, inverse_behind);
+fn input(k: u32, inverse_inner: f32, mean: f32, inverse: f32) -> vec2<f32> {
+  let value = summed(k, inverse_inner);
 #if gamma
   let gain = inverse * f32(gamma[k]);
 #if beta
@@ -138,29 +138,29 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
   if (n >= N) {
     return;
   }
-  var inverse_behind = 1.0;
-#if gamma_behind
-  var squared_behind = 0.0;
+  var inverse_inner = 1.0;
+#if gamma_inner
+  var squared_inner = 0.0;
   for (var start = 0u; start < K; start += BLOCK) {
     var part = 0.0;
     for (var k = start; k < min(start + BLOCK, K); k++) {
       let value = f32(x[k]);
       part += value * value;
     }
-    squared_behind += part;
+    squared_inner += part;
   }
-  inverse_behind = 1.0 / sqrt(squared_behind / f32(K) + EPSILON_BEHIND);
+  inverse_inner = 1.0 / sqrt(squared_inner / f32(K) + EPSILON_INNER);
 #endif
 #if !weights
-  let value = summed(n, inverse_behind).x;
-  let spread = summed(n, inverse_behind).y + abs(value);
+  let value = summed(n, inverse_inner).x;
+  let spread = summed(n, inverse_inner).y + abs(value);
 #else
   var mean = 0.0;
 #if beta
   for (var start = 0u; start < K; start += BLOCK) {
     var part = 0.0;
     for (var k = start; k < min(start + BLOCK, K); k++) {
-      part += summed(k, inverse_behind).x;
+      part += summed(k, inverse_inner).x;
     }
     mean += part;
   }
@@ -172,7 +172,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
   for (var start = 0u; start < K; start += BLOCK) {
     var part = 0.0;
     for (var k = start; k < min(start + BLOCK, K); k++) {
-      let value = summed(k, inverse_behind).x - mean;
+      let value = summed(k, inverse_inner).x - mean;
       part += value * value;
     }
     squared += part;
@@ -185,7 +185,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
     var part = 0.0;
     var part_squares = 0.0;
     for (var k = start; k < min(start + BLOCK, K); k++) {
-      let value = input(k, inverse_behind, mean, inverse);
+      let value = input(k, inverse_inner, mean, inverse);
       let w = weight(n, k);
 #if minima
       let least = f32(minima[k / BLOCK * N + n]);

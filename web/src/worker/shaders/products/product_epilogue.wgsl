@@ -22,7 +22,7 @@ fn activated(x: f32) -> f32 {
 #include activation
 #endif
 
-fn behind_product(product: f32, other: f32) -> f32 {
+fn product_epilogue(product: f32, other: f32) -> f32 {
   var value = product;
 #if weights_up
   value = activated(value) * other;
@@ -61,7 +61,7 @@ fn finished(n: u32, at: u32, sum: f32, sum_up: f32) -> element {
 #if up
   other = f32(up[at]);
 #endif
-  var value = behind_product(product, other);
+  var value = product_epilogue(product, other);
 #if residual
   value += f32(residual[at]);
 #endif
