@@ -77,7 +77,7 @@ def test_ids_in_a_page_are_the_definition_s(
     found = answered(browser, site, model, isolated=isolated)
     assert found["token_ids"] == wanted
     assert "is a program of 65 operations on the CPU" in found["capture_note"]
-    assert ("threads, which wait" if isolated else "in 1 thread") in found["capture_note"]
+    assert ("threads, which wait" if isolated else "on 1 thread") in found["capture_note"]
 
 
 def test_onnxruntime_runs_the_model_where_the_load_says_so(browser: Browser, site: SiteServer, model: str) -> None:

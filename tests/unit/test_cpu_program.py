@@ -316,7 +316,7 @@ def test_threads_wait_seven_times_a_layer() -> None:
         made = planned(found, 2, 64)
         layers = len(found.about.cache) // 2
         assert made.waits(1) == layer * layers + 5
-        assert f"in 2 threads, which wait {made.waits(1)} times" in made.about(2)
+        assert f"on 2 threads, which wait {made.waits(1)} times" in made.about(2)
         assert made.operations > 14 * layers
 
 

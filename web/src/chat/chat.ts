@@ -16,7 +16,7 @@ import { loadStatus } from "../page/progress";
 export { ChatTurn, type TurnPlace } from "./chat_turn";
 export type { Answer, CapstanChatAttributes, CapstanChatEvents, CapstanChatHandlers } from "./chat_events";
 
-/** So that the module can be imported where there is no page, as by a server that renders pages. */
+/** Lets the module be imported without a page, such as by a server that renders pages. */
 const Element: typeof HTMLElement = globalThis.HTMLElement ?? class {};
 
 const ATTRIBUTES = ["model", "options", "run-options", "system", "placeholder", "label", "plain"] as const;
@@ -42,7 +42,7 @@ export class CapstanChat extends Element {
   private readonly shown: ChatTurn[] = [];
   /** Ends the loaded model, or the load that is under way. */
   private ending: AbortController | null = null;
-  /** The page's function, or the one that asks the model; null while there is none. */
+  /** The page's function, or the one that calls the model; null without either. */
   private answers: Answer | null = null;
   private work: { stop: AbortController; turn: ChatTurn | null; ended: Promise<void> } | null = null;
   private answering: ChatTurn | null = null;
@@ -125,7 +125,7 @@ export class CapstanChat extends Element {
     void this.send(this.value, this.editing);
   }
 
-  /** Do as Escape does: end the answer or other work, else end the editing of a turn. */
+  /** Do the same as Escape: end the answer or other work, else end the editing of a turn. */
   cancel(): void {
     if (this.work) void this.stop();
     else if (this.editing) this.keep();
@@ -133,15 +133,15 @@ export class CapstanChat extends Element {
     this.focus({ preventScroll: true });
   }
 
-  /** End what is under way, and resolve once it has ended; what was said of an answer stays. */
+  /** End what is under way, and resolve once it has ended; the text of an answer so far stays. */
   async stop(): Promise<void> {
     this.work?.stop.abort();
     await this.work?.ended;
   }
 
   /**
-   * Say something and have it answered; resolves when the answer has ended. With `instead` it is said in the place of that
-   * turn, and those after it go. The answer continues `begun`.
+   * Send a message and have it answered; resolves when the answer has ended. With `instead` the message replaces that
+   * turn and those after it. The answer continues `begun`.
    */
   async send(text: string, instead: ChatTurn | null = null, begun = ""): Promise<void> {
     const { answers, editing } = this;
@@ -190,8 +190,8 @@ export class CapstanChat extends Element {
   }
 
   /**
-   * Do other work that Stop aborts: until it has ended nothing is sent. Resolves then; at once if something else is under
-   * way. A failure is shown; `turn` is marked as busy.
+   * Do other work that Stop aborts; nothing is sent until it has ended. Resolves then, or at once if other work is
+   * under way. A failure is shown; `turn` is marked as busy.
    */
   async occupy(work: (signal: AbortSignal) => Promise<void>, turn: ChatTurn | null = null): Promise<void> {
     if (this.work) return;
@@ -233,7 +233,7 @@ export class CapstanChat extends Element {
     this.showBusy();
   }
 
-  /** Show how it stands, with a bar if something of it is done; a `total` of 0 is unknown. */
+  /** Show the progress, with a bar once a part is done; a `total` of 0 is unknown. */
   showStatus(text: string, done: number | null = null, total = 0): void {
     const { status, progress } = this.parts;
     if (status.textContent !== text) status.textContent = text;
@@ -242,7 +242,7 @@ export class CapstanChat extends Element {
     else progress.removeAttribute("value");
   }
 
-  /** Show a failure and tell the page; null shows none. */
+  /** Show a failure and report it to the page; null hides it. */
   showError(error: unknown): void {
     const told = showFailure(this.parts, error);
     if (!told) return;
@@ -321,7 +321,7 @@ export class CapstanChat extends Element {
     this.parts.prompt.disabled = true;
   }
 
-  /** From now on something can be sent. */
+  /** Messages can be sent from now on. */
   private open(): void {
     this.parts.prompt.disabled = false;
     this.showStatus("");

@@ -4,7 +4,7 @@ import { made } from "./chat_parts";
 import { rendered } from "./markdown";
 import { splitReasoning, type SplitText } from "./reasoning";
 
-/** Drawing takes at most one part in this many of the time while an answer grows. */
+/** While an answer grows, drawing takes at most this fraction (1 / N) of the time. */
 const SHARE = 4;
 
 /** Markdown; the text with its reasoning folded; or all of the text. */
@@ -27,7 +27,7 @@ export class AnswerText {
     private readonly grow: (add: () => void) => void,
   ) {}
 
-  /** All of it, with the tags around its reasoning. */
+  /** The whole text, with the tags around its reasoning. */
   get text(): string {
     return this.source;
   }
@@ -68,7 +68,7 @@ export class AnswerText {
     else this.frame ||= requestAnimationFrame(() => this.drawInTime());
   }
 
-  /** No more comes. */
+  /** The text is complete. */
   finish(): void {
     if (this.growing || this.frame) this.draw(false);
   }
@@ -116,7 +116,7 @@ export class AnswerText {
   }
 }
 
-/** Nodes that stay as they were keep the focus and the reader's selection, and so do those of which only the end grew. */
+/** Unchanged nodes keep the focus and the reader's selection, also if only their end grew. */
 function replace(place: HTMLElement, nodes: ChildNode[]): void {
   const shown = [...place.childNodes];
   const differs = shown.findIndex((node, index) => !nodes[index]?.isEqualNode(node));

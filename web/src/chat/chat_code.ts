@@ -6,7 +6,7 @@ import { type Language, languageOf, nameIn } from "./languages";
 
 /** Longer code stays in one colour. */
 const LONGEST = 20_000;
-/** As many coloured blocks are kept: an answer that grows is drawn often. */
+/** The number of coloured blocks that are kept, since a growing answer is drawn often. */
 const KEPT = 50;
 /** The Copy button shows its result for this many milliseconds. */
 const SHOWN_MS = 1500;
@@ -59,7 +59,7 @@ function coloured(text: string, language: Language): Node {
   return found.cloneNode(true);
 }
 
-/** Copy a text, and tell the result on a button. */
+/** Copy a text, and show the result on a button. */
 export async function copied(button: HTMLButtonElement, text: string): Promise<void> {
   try {
     await navigator.clipboard.writeText(text);

@@ -180,8 +180,8 @@ export class Capstan {
   }
 
   /**
-   * Load a model: the URL of a folder or a GGUF file, a hub's id, or what the user picked. Rejects with a CapstanError, whose
-   * `code` tells what went wrong and whose message what to do, or with the reason of `signal`.
+   * Load a model: the URL of a folder or a GGUF file, a hub's id, or what the user picked. Rejects with a CapstanError,
+   * whose `code` is the kind of failure and whose message has the remedy, or with the reason of `signal`.
    */
   static async load(model: ModelFolder, given: LoadOptions = {}): Promise<Capstan> {
     const options = readOptions("the options", given, LOAD_KINDS);

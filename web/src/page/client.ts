@@ -95,7 +95,7 @@ export class Client {
   private booted: { resolve: (ready: Readiness) => void; reject: (error: Error) => void } | null = null;
   private replaced = 0;
   private note: string | null = null;
-  /** The pages of a shared worker tell one another that it is stuck. */
+  /** The pages of a shared worker notify one another when it is stuck. */
   private readonly others: BroadcastChannel | null = null;
 
   private constructor(
@@ -207,7 +207,7 @@ export class Client {
     const refused = this.shared && unshareable(assets);
     if (refused) this.unshare(refused);
     const about = { tag: "boot", assets, snapshot, expected, verifyAfter, trace, bytes } as const;
-    // In Chromium, a worker whose page is frozen during a fetch may wait for ever.
+    // In Chromium, a worker whose page is frozen during a fetch may never continue.
     const again = (): void => {
       if (this.shared) return;
       this.onEvent({ kind: "status", text: "starting Python again, since the page was frozen meanwhile" }, 0);

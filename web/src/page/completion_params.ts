@@ -48,7 +48,10 @@ export interface CompletionParams extends SearchParams {
   chat_template_kwargs?: Record<string, unknown> | null;
   /** With false the first call of an answer counts; others stay in its text. */
   parallel_tool_calls?: boolean;
-  /** These tell OpenAI's servers who asks and what to keep. They change nothing here, which a warning says once. */
+  /**
+   * These identify the caller to OpenAI's servers and control what they keep. They have no effect here; a warning says
+   * so once.
+   */
   user?: string | null;
   store?: boolean | null;
   metadata?: Record<string, string> | null;

@@ -37,7 +37,7 @@ export interface EmbeddingParams {
   encoding_format?: "float" | "base64" | null;
   /** So many numbers of each vector, made a vector of length 1 again: for models that were trained so (Matryoshka). */
   dimensions?: number | null;
-  /** It tells OpenAI's servers who asks, and changes nothing here. */
+  /** It identifies the caller to OpenAI's servers, and has no effect here. */
   user?: string | null;
 }
 

@@ -4,7 +4,7 @@
 import { refused } from "../wire/errors";
 
 export interface Kind {
-  /** The kind as messages tell it. */
+  /** The kind in the words of messages. */
   readonly words: string;
   /** Whether a value is of the kind, apart from what is inside it. */
   readonly is: (value: unknown) => boolean;

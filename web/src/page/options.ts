@@ -29,7 +29,7 @@ import { isGguf, modelAddress } from "../wire/model_address";
 export interface ModelOptions extends ModelPageOptions, GeneratorOptions {
   /**
    * The address of the hub where a model's id is, as OWNER/NAME or OWNER/NAME:FILE.gguf; https://huggingface.co unless
-   * given. With null no hub is asked: an id is refused.
+   * given. With null no hub is used: an id is refused.
    */
   hub?: string | null;
   /** A branch, a tag or a commit of the hub's repository. */
@@ -65,7 +65,7 @@ export interface RunOptions extends SearchOptions, PickOptions {
   ebnf?: string;
   /** Tell each token's log probability in the result; each token then waits for its logits. */
   logprobs?: boolean;
-  /** With `logprobs`: so many of the most probable tokens are told besides each token, 0 to 20; 0 unless given. */
+  /** With `logprobs`: the number of most probable tokens that are given besides each token, 0 to 20; 0 unless given. */
   topLogprobs?: number;
   /** Any other search option, by its name in capstan.SearchOptions. */
   search?: Record<string, unknown>;
@@ -74,7 +74,7 @@ export interface RunOptions extends SearchOptions, PickOptions {
 export interface ChatOptions extends RunOptions, TemplateOptions {
   /** Whether the answer has to be a call: of one of the tools ("required"), or of the function of that name. */
   toolChoice?: "auto" | "required" | { name: string };
-  /** With false only the first call of an answer is told as such; others stay in its text. */
+  /** With false only the first call of an answer is a call; others stay in its text. */
   parallelToolCalls?: boolean;
 }
 
@@ -236,7 +236,7 @@ export function chatRequest(
   }));
 }
 
-/** The functions one of which has to be called. */
+/** The functions; one of them must be called. */
 function called({ tools = [], toolChoice: choice = "auto" }: ChatOptions): { called?: string[] } {
   if (choice === "auto") return {};
   if (choice === "required") {

@@ -119,7 +119,7 @@ function addressIn(text: string, where: string): string {
     const url = new URL(text, pageAddress());
     if (PROTOCOLS.includes(url.protocol)) return url.href;
   } catch {
-    // It is told below.
+    // It is reported below.
   }
   throw refused(`${where}: ${shown(text)} is no address of a picture; it must begin with ${PROTOCOLS.join(", ")}`);
 }

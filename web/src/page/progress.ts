@@ -8,7 +8,7 @@ export interface LoadProgress {
   status: string;
   /** The file that is being read, null between files. */
   file: string | null;
-  /** Bytes of it; `total` is 0 if the server did not tell. */
+  /** Bytes of it; `total` is 0 if the server did not report it. */
   loaded: number;
   total: number;
   /** The part of the whole load that is done, from 0 to 1; it never goes back. */
@@ -23,7 +23,7 @@ export interface LoadProgress {
 
 /** The pace is that of so many milliseconds. */
 const RECENT_MS = 8000;
-/** It is told after so many. */
+/** It is reported after this many bytes. */
 const LEAST_MS = 1500;
 /** The share of the bar that the runtime takes while the model's size is unknown. */
 const RUNTIME_SHARE = 0.5;
@@ -36,7 +36,7 @@ export class LoadMeter {
   /** When how many bytes were there. */
   private recent: [when: number, bytes: number][] = [];
 
-  /** The progress after an event, null if it tells nothing of it. */
+  /** The progress after an event; null if the event has none. */
   take(event: CapstanEvent, now = performance.now()): LoadProgress | null {
     const { progress } = this;
     if (event.kind === "status") Object.assign(progress, { status: event.text, file: null, loaded: 0, total: 0 });

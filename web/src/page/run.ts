@@ -38,7 +38,7 @@ export interface TokenLogprob extends LikelyToken {
 export interface RunChoice {
   /** All that was generated; a chat's reasoning stands between `<think>` and `</think>`, in place of the model's marks. */
   text: string;
-  /** Parts of a chat's answer: what the model thought, what it said, and the calls of tools that it made. */
+  /** Parts of a chat's answer: the model's reasoning, its text, and its calls of tools. */
   reasoning: string;
   answer: string;
   toolCalls: ToolCall[];

@@ -35,8 +35,8 @@ export interface StartOptions {
   /** Have events of the kind `bytes` come, of the start and of loads, until the worker is replaced. */
   bytes?: boolean;
   /**
-   * Share the worker of this name with other pages of the origin, which give the same options: for models on this device
-   * ("auto" unless given). A page that cannot share it has a worker of its own, as the event `unshared` tells.
+   * Share the worker of this name with other pages of the origin, which give the same options: for models on this
+   * device ("auto" unless given). A page that cannot share it has a separate worker, and gets the event `unshared`.
    */
   shared?: { name: string; device?: Device };
   /** Called for each event of the start (id 0) and of every request, with the request's id. */

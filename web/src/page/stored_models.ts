@@ -64,7 +64,7 @@ export interface Models {
   (): KnownModel[];
   /** The models that this origin keeps; a file that several of them have counts with each. */
   list(options?: StoredOptions): Promise<StoredModel[]>;
-  /** The stored bytes of a model, or of all ("*"). A model is named exactly, by the name that `list` tells. */
+  /** The stored bytes of a model, or of all ("*"). A model is named exactly as `list` names it. */
   size(model?: string, options?: StoredOptions): Promise<number>;
   /**
    * Remove a model, or without arguments, or with "*", all; resolves to the bytes that were freed. Rejects with StorageError

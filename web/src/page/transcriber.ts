@@ -66,8 +66,8 @@ export class Transcriber {
 
   /**
    * Captions of a sound while it comes: of a microphone, or of any source of samples of one channel at 16,000 Hz. A
-   * detector of speech cuts it where nobody speaks. While somebody does, the text so far comes about once a second, and
-   * the whole one (`final`) at the end. The iteration ends with the sound; leaving it lets the microphone go on.
+   * detector of speech cuts it in pauses. During speech the text so far comes about once a second, and the whole one
+   * (`final`) at the end. The iteration ends with the sound; leaving it lets the microphone go on.
    */
   listen(sound: Blocks, given: ListenOptions = {}): AsyncGenerator<Caption, void, undefined> {
     const options = readOptions("the options", given, LISTEN_KINDS);

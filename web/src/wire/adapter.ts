@@ -117,7 +117,7 @@ export function summarize(adapter: GPUAdapter): AdapterSummary {
   return {
     vendor: info.vendor,
     architecture: info.architecture,
-    // Firefox tells nothing of the adapter.
+    // Firefox reports nothing about the adapter.
     description: named ? info.description || info.device : UNNAMED,
     software: info.isFallbackAdapter === true || /swiftshader|llvmpipe|lavapipe|software|warp/.test(text),
     features: [...features].sort(),
@@ -179,7 +179,7 @@ export async function openDevice(adapter: GPUAdapter): Promise<{ device: GPUDevi
   }
   const summary = summarize(adapter);
   summary.features = [...device.features].sort();
-  // Not asked for, so that it is the standard's on every device.
+  // Not requested, so that every device has the standard's value.
   summary.min_storage_buffer_offset_alignment = device.limits.minStorageBufferOffsetAlignment;
   const { subgroupMinSize, subgroupMaxSize } = adapter.info;
   if (device.features.has("subgroups") && subgroupMinSize === subgroupMaxSize) summary.subgroup_size = subgroupMinSize;

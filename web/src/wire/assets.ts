@@ -50,7 +50,10 @@ export function startWorker(assets: Assets): Worker {
 /** Milliseconds for a server to say why a script was not loaded. */
 const ANSWER_MS = 10000;
 
-/** Why a script was not loaded, which a browser does not tell: what its server answers now. */
+/**
+ * The reason why a script was not loaded. A browser does not report it, so the server's answer to another request is
+ * used.
+ */
 export async function loadFailure(url: string): Promise<string> {
   const because = (reason: string): string => `${url} cannot be loaded (${reason})`;
   if (globalThis.origin === "null")

@@ -1,7 +1,7 @@
 // Detects whether a worker or a page is alive: it holds a lock during its life, and the other side waits for that lock.
 //
-// A worker that computes for minutes answers no message and lives all the same; one that the browser ended tells
-// nobody. The browser gives a lock back when its holder ends, however that came about, and never before.
+// A worker that computes for minutes answers no message but is alive; one that the browser ended notifies no page. The
+// browser gives a lock back when its holder ends, however that came about, and never before.
 
 /** Hold a lock of this name until this worker or page ends, or `end` is called. Resolves once it is held. */
 export function holdLife(name: string): Promise<{ end: () => void }> {
@@ -29,13 +29,13 @@ export function awaitEnd(name: string, ended: () => void): () => void {
   return () => waiting.abort();
 }
 
-/** Whether somebody holds a lock of this name. */
+/** Whether a page or worker holds a lock of this name. */
 export async function isHeld(name: string): Promise<boolean> {
   const { held = [] } = await locks()!.query();
   return held.some((lock) => lock.name === name);
 }
 
-/** Do something while nobody else holds a lock of this name. */
+/** Run a function while no other caller holds a lock of this name. */
 export function whileAlone<T>(name: string, action: () => Promise<T>): Promise<T> {
   return locks()!.request(name, action) as Promise<T>;
 }

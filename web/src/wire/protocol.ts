@@ -78,7 +78,7 @@ export interface OperationsResult {
   capture: string;
   capture_note: string | null;
   tape_passes: Record<string, string>;
-  /** In the order of the step, the sampler's last; null where they cannot be told, for the reason in `note`. */
+  /** In the order of the step, the sampler's last; null if they are unknown, with the reason in `note`. */
   operations: { index: number; label: string; microseconds: number; bytes: number }[] | null;
   note: string | null;
 }
@@ -193,7 +193,7 @@ export interface ScoredTokens {
   log_probabilities: number[];
   /** Whether each token was the most probable one at its place. */
   greedy: boolean[];
-  /** The texts that the tokens add, if the request asked for them. */
+  /** The texts that the tokens add, if the request wants them. */
   texts?: string[];
 }
 

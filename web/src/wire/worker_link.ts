@@ -20,7 +20,7 @@ export interface Listener {
 /** Milliseconds without an answer after which a page that joins a worker looks whether there is one. */
 const AGAIN_MS = 1000;
 
-/** Milliseconds without a word after which a worker is taken for one whose script is not ours, or not whole. */
+/** Milliseconds without a message after which a worker's script is taken to be incomplete or another one. */
 const SILENT_MS = 10_000;
 
 /** The lock of a page that joins a shared worker, or of that worker as it ends: no page joins one that ends. */
@@ -124,7 +124,7 @@ export function sharedWorker(
   void join().catch((error: unknown) => failed(String(error)));
   return {
     post: (message, transfer = []) => {
-      // The page asks nothing else before the first answer.
+      // The page sends nothing else before the first answer.
       if (message.tag === "boot") unanswered.push(message);
       port?.postMessage(message, transfer);
     },

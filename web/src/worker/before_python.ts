@@ -21,7 +21,7 @@ const [JOURNAL, SOURCE, UPLOAD] = [".journal.jsonl", ".source.json", ".upload.js
 /** The bytes of one request, like capstan.weights.weight_file.REQUEST_BYTES. */
 const REQUEST_BYTES = 48 << 20;
 
-/** A GPU that was opened before Python asked for one. */
+/** A GPU that was opened before Python requested one. */
 let earlyGpu: Promise<GpuEngine> | null = null;
 
 export function openGpu(assets: Assets): Promise<GpuEngine> {
@@ -91,7 +91,7 @@ export function dropUnused(): void {
   void uploadsOn?.dropEarly();
 }
 
-/** How a data file was uploaded the last time, null if that is not known; then its size, if its server told that. */
+/** How a data file was uploaded the last time, null if unknown; then its size, if its server reported it. */
 interface ExpectedWeights {
   plan: UploadPlan | null;
   size: number | null;
@@ -121,7 +121,7 @@ async function key(text: string): Promise<string> {
   return hex(await sha256(new TextEncoder().encode(text))).slice(0, 32);
 }
 
-/** The plan in an UploadNote of capstan.weights.records; null if it is damaged, which Python tells. */
+/** The plan in an UploadNote of capstan.weights.records; null if it is damaged; Python reports that. */
 async function parsed(text: string): Promise<UploadPlan | null> {
   try {
     const { plan, seal } = JSON.parse(text) as { plan: string; seal: string };

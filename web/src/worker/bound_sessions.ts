@@ -28,7 +28,7 @@ interface Binding {
   session: number;
   feeds: Record<string, Ort.Tensor>;
   fetches: Record<string, Ort.Tensor>;
-  /** Feeds and fetches whose sizes differ from run to run. */
+  /** Feeds and fetches whose sizes change between runs. */
   sized: { feeds: BoundTensor[]; fetches: BoundTensor[] };
   /** The inputs that hold the sequence's length: less one on the GPU, and as it is on the CPU. */
   lengths: FedLengths | null;

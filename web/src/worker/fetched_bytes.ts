@@ -25,7 +25,7 @@ export class FetchedBytes {
   private runtime = false;
   private model = false;
 
-  /** Count from now on, and tell until `end`. */
+  /** Count from now on, and report until `end`. */
   begin(tell: (event: BytesEvent) => void): void {
     this.tell = tell;
   }

@@ -34,7 +34,7 @@ export async function warmUpBeside(assets: Assets, bytes: boolean): Promise<void
   }
   await warmUpOrt(assets);
   tracer.add("load", "compile onnxruntime-web in a second worker", begun);
-  // Its compiled code is kept as long as somebody uses it.
+  // Its compiled code is kept while it is in use.
   helper?.terminate();
 }
 

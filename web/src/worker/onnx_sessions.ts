@@ -87,7 +87,7 @@ const ELEMENTS: Record<string, { make: unknown; size: number }> = {
 const IN_BUFFERS = new Set(["float32", "float16", "int32", "int64", "uint32", "uint8", "bool"]);
 
 export class OnnxSession {
-  /** Results of onnxruntime-web's own memory that nobody freed: the session must outlive them. */
+  /** Results in onnxruntime-web's memory that were not freed: the session must outlive them. */
   private held = 0;
   private released = false;
 

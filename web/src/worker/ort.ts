@@ -43,7 +43,7 @@ export function cpuThreads(): number {
   return typeof SharedArrayBuffer === "undefined" ? 1 : Math.min(navigator.hardwareConcurrency || 1, MOST_THREADS);
 }
 
-/** Bytes of memory of the machine, as Chromium tells them in GiB; 0 in other browsers. */
+/** Bytes of memory of the machine, from Chromium's number of GiB; 0 in other browsers. */
 export function machineMemory(): number {
   const { deviceMemory = 0 } = navigator as { deviceMemory?: number };
   return deviceMemory * 2 ** 30;
@@ -97,7 +97,7 @@ async function imported(assets: Assets, build: Build): Promise<typeof Ort> {
       "VersionError",
       `${url} is of onnxruntime-web ${found}, and this version of Capstan works with ${VERSION}: take the files of that one`,
     );
-  // Modules are imported, which nobody can count.
+  // Imports of modules cannot be counted.
   for (const file of [module, `${runtime}.mjs`]) fetchedBytes.whole(at(file));
   ort.env.wasm.wasmPaths = files;
   ort.env.wasm.numThreads = build === "cpu" ? cpuThreads() : 1;
@@ -154,7 +154,7 @@ export async function warmUpOrt(assets: Assets, build: Build = "webgpu"): Promis
 
 let reportFatal: (error: unknown) => void = () => {};
 
-/** Call `tell` with an error after which a heap of onnxruntime-web cannot be used any more. */
+/** Call `tell` with an error that makes a heap of onnxruntime-web unusable. */
 export function onFatalError(tell: (error: unknown) => void): void {
   reportFatal = tell;
 }

@@ -162,7 +162,7 @@ async function load(assets: Assets, make: MakeModule, options: SnapshotOptions):
       ...({ createPyodideModule: make, ...options } as object),
     });
     const pyodide = await Promise.race([loading, watch.failed]);
-    // Pyodide goes on without it, and tells the console alone.
+    // Pyodide goes on without it, and reports only to the console.
     const { FS } = pyodide;
     const name = (FS.readdir("/lib") as string[]).find((entry) => /^python\d+\.zip$/.test(entry));
     const [size, end] = name ? endOf(FS, `/lib/${name}`) : [0, new Uint8Array()];
@@ -192,7 +192,9 @@ function endOf(FS: PyodideInterface["FS"], path: string): [number, Uint8Array] {
   return [size, end];
 }
 
-/** `failed` rejects if Pyodide's WebAssembly cannot be compiled: Pyodide tells the console alone, and waits for ever. */
+/**
+ * `failed` rejects if Pyodide's WebAssembly cannot be compiled: Pyodide reports only to the console, and never settles.
+ */
 function watchWasm(url: string): { failed: Promise<never>; stop: () => void } {
   const plain = WebAssembly.instantiateStreaming;
   const failed = new Promise<never>((_, reject) => {

@@ -26,7 +26,7 @@ export class Tab {
   constructor(
     readonly post: (message: FromWorker) => void,
     readonly name: string | null,
-    /** Whether it asked for events of the kind `bytes`. */
+    /** Whether it wants events of the kind `bytes`. */
     readonly bytes: boolean,
   ) {}
 

@@ -87,7 +87,7 @@ export class Tracer {
     return room;
   }
 
-  /** Has the trace's end await some work, whose failure is told elsewhere. */
+  /** Has the trace's end await some work, whose failure is reported elsewhere. */
   private awaited(work: () => Promise<void>): void {
     const working = work()
       .catch(() => undefined)

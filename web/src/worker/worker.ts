@@ -83,7 +83,7 @@ function leaveTo(before: () => boolean | void): Promise<void> {
 
 /** The last load that succeeded: the pages that share this worker join it. */
 let loaded: { request: string; reply: Reply } | null = null;
-/** How decode steps run, as it was told last. */
+/** How decode steps run, as last reported. */
 let ready: CapstanEvent | null = null;
 
 /** End a shared worker that has no page. */
@@ -215,7 +215,7 @@ async function boot(given: Boot): Promise<Readiness> {
   const begun = performance.now();
   const build = preparedBuild(expected?.device ?? null).catch(() => null);
   const starting = startPython(assets, host, snapshot, build);
-  // Both take their time, and nearly everything that Python is asked for needs them.
+  // Both take long, and nearly every request to Python needs them.
   void build.then((known) => {
     if (known) void (known === "cpu" ? warmUpOrt(assets, known) : warmUpBeside(assets, bytes));
   });
@@ -238,7 +238,7 @@ async function boot(given: Boot): Promise<Readiness> {
   return { ready_ms: performance.now(), python: from };
 }
 
-/** Python's start; the first page asks for it. */
+/** Python's start, begun for the first page. */
 let booting: Promise<Readiness> | null = null;
 
 /** Why a page that shares a worker is better off with its own, null if it is not. */

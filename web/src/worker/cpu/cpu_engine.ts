@@ -30,7 +30,7 @@ interface CpuProgram {
   kept: number;
 }
 
-/** The caches of a sequence, as capstan.device.wasm.wasm_model tells them. */
+/** The caches of a sequence, as capstan.device.wasm.wasm_model describes them. */
 interface SequenceSpec {
   caches: [input: string, output: string, dtype: string, dims: [number, number, number, number]][];
 }
@@ -50,7 +50,7 @@ export class CpuEngine {
   /** Why there is one thread where more were wanted. */
   alone = "";
   private closed = false;
-  /** Frees the caches of sequences that nobody has closed. */
+  /** Frees the caches of sequences that were not closed. */
   private readonly dropped = new FinalizationRegistry<Place>((place) => this.give(place));
 
   private constructor(

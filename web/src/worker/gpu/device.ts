@@ -1,5 +1,5 @@
-// Makes the GPUDevice that Capstan and onnxruntime-web share, counts its submits and buffers, tells its loss and its errors,
-// and gives it to onnxruntime-web as an option of the execution provider.
+// Makes the GPUDevice that Capstan and onnxruntime-web share, counts its submits and buffers, reports its loss and its
+// errors, and gives it to onnxruntime-web as an option of the execution provider.
 
 import { EngineError } from "../../wire/errors";
 import { DeviceHealth } from "./device_health";
@@ -91,7 +91,7 @@ const WRAPPED_BUFFER = ["destroy", "mapAsync"] as const satisfies (keyof GPUBuff
 
 /**
  * A GPUDevice whose methods are replaced, on this one object, by versions that count, name and (while a recorder is
- * installed) report what they are asked. It must be wrapped before the first session is made on it.
+ * installed) report their calls. It must be wrapped before the first session is made on it.
  */
 export class WatchedDevice extends DeviceHealth {
   readonly counters: Counters = {
@@ -236,7 +236,7 @@ export class WatchedDevice extends DeviceHealth {
     return info;
   }
 
-  /** A call that may be the recorded run's, and is if nobody else speaks for it. */
+  /** A call that may be the recorded run's, and is unless another caller claims it. */
   private theirs<T>(call: () => T): T {
     return this.recorder && !this.attribution ? this.recorder.allocate(call) : call();
   }

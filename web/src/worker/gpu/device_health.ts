@@ -4,7 +4,7 @@ import { type AdapterSummary, isEndedProcess } from "../../wire/adapter";
 import { EngineError } from "../../wire/errors";
 import type { OpenedDevice } from "./kept_device";
 
-/** How long after the GPU answered a failure that nobody explains yet may turn out to be the device's loss. */
+/** Milliseconds after the GPU's answer during which an unexplained failure may prove to be the device's loss. */
 const LOSS_MS = 100;
 
 export abstract class DeviceHealth {
@@ -22,7 +22,7 @@ export abstract class DeviceHealth {
     this.summary = opened.summary;
   }
 
-  /** Throw what has gone wrong on the device since it was opened; every burst asks. */
+  /** Throw the first error of the device since it was opened; every burst checks. */
   assertHealthy(): void {
     const wrong = this.wrong();
     if (wrong) throw wrong;

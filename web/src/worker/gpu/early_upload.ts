@@ -23,7 +23,7 @@ export interface UploadPlan {
 export class EarlyUpload implements EarlyLoad {
   /** Its buffers' handles; rejects where there is no memory for them. */
   readonly handles: Promise<number[]>;
-  /** Whether somebody took the buffers. */
+  /** Whether the buffers were taken. */
   taken = false;
   private readonly done: Promise<boolean>;
   private made: number[] = [];

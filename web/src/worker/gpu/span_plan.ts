@@ -37,7 +37,7 @@ export type SpanStep =
   /** Row r of [batch, count] becomes starts[r], starts[r] + 1, ... */
   | ["positions", buffer: GPUBuffer, offset: number, type: IndexType, starts: number[], count: number];
 
-/** Stands for the temporary buffer, whose size is known when all steps are planned. */
+/** A stand-in for the temporary buffer; its size is known once all steps are planned. */
 export const TEMPORARY = Symbol("temporary buffer");
 
 export interface Operand {

@@ -20,7 +20,10 @@ export interface ReadPart {
   bytes: number;
 }
 
-/** Bytes from the start of a buffer that go to somebody's staging memory and stay there; `offset` is a multiple of 4. */
+/**
+ * Bytes from the start of a buffer that are copied to the caller's staging memory and stay there; `offset` is a
+ * multiple of 4.
+ */
 export interface Delivery {
   source: GPUBuffer;
   target: GPUBuffer;
@@ -31,7 +34,7 @@ export interface Delivery {
 /** Called once, with the bytes of each part while they are mapped. */
 type Take = (mapped: Uint8Array[]) => void;
 
-/** A range that is to be mapped, of a buffer of `Staging` (null until there is one) or of somebody's staging memory. */
+/** A range that is to be mapped, of a buffer of `Staging` (null until it exists) or of the caller's staging memory. */
 interface Region {
   buffer: GPUBuffer | null;
   ours: boolean;
@@ -50,7 +53,7 @@ const GRAIN = 4;
 /** A mapped range starts at a multiple of this. */
 const MAP_GRAIN = 8;
 
-/** Ask when the GPU has done what was submitted by now; the result tells the time, `latest` unless the answer came before. */
+/** Wait until the GPU has done the work submitted so far; the result is the time, at most `latest`. */
 export function whenDone(watched: WatchedDevice): (latest: number) => number {
   let done = Infinity;
   void watched.device.queue.onSubmittedWorkDone().then(
@@ -147,7 +150,7 @@ export class Staging {
     return regions;
   }
 
-  /** Throw for a buffer that is being read: WebGPU lets nobody use it until then. */
+  /** Throw for a buffer that is being read: WebGPU forbids its use until then. */
   requireUnmapped(buffer: GPUBuffer): void {
     if (!this.inUse.has(buffer)) return;
     const { label } = this.watched.info(buffer);

@@ -19,8 +19,8 @@ const OWNER = "timing";
 /** A binding of a dispatch: the buffer's label and category, and the number of bytes bound. */
 export type Bound = [label: string, category: string, bytes: number];
 
-/** The time of one dispatch: its place in the tape (the sampler's follow), what it is called, milliseconds, what it
- *  binds (not told of the sampler's). */
+/** The time of one dispatch: its place in the tape (the sampler's follow), its name, milliseconds, and
+ *  its bindings (not for the sampler's). */
 export type OperationTime = [index: number, label: string, milliseconds: number, bound: Bound[]];
 
 /** Timestamps at the begin and the end of up to `most` compute passes; query sets and buffers live as long as this. */
@@ -114,7 +114,7 @@ export async function stepTime(
   }
 }
 
-/** Play one step with each dispatch in a pass of its own, and tell each one's time. */
+/** Play one step with each dispatch in a separate pass, and return each one's time. */
 export async function operationTimes(
   watched: WatchedDevice,
   tape: Tape,

@@ -102,7 +102,7 @@ export class WeightUpload implements Target {
     return writers.slice(first, last);
   }
 
-  /** The window whose turn it is, made again if it is too small. */
+  /** The next window, made again if it is too small. */
   private window(size: number): Window {
     const turn = this.next++ % WINDOWS;
     const known = this.windows[turn];
@@ -134,7 +134,7 @@ export class WeightUpload implements Target {
     map(window);
   }
 
-  /** Memory for pieces that are rearranged on the GPU, each of which is whole there first. */
+  /** Memory for pieces that are rearranged on the GPU; each is copied there whole first. */
   private async makeRoom(writers: PieceWriter[]): Promise<void> {
     const waiting = writers.filter((writer) => writer.wantsRoom);
     if (waiting.length === 0) return;

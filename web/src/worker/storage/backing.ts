@@ -34,7 +34,7 @@ export async function digest(file: DataFile, start: number, length: number): Pro
   return (await file.read(chunk, start, length)) === length ? chunk.sha256(length) : null;
 }
 
-/** The bytes that the browser still lets this origin store; null if it does not tell. */
+/** The bytes that this origin may still store; null if the browser does not report them. */
 export async function freeBytes(): Promise<number | null> {
   try {
     const { quota, usage } = await navigator.storage.estimate();

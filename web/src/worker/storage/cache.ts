@@ -66,7 +66,7 @@ export class CacheBacking implements Backing {
   }
 }
 
-/** An entry is written whole or not at all, so that nobody sees half a shard. */
+/** An entry is written whole or not at all, so that no reader sees half a shard. */
 class CachedFile implements DataFile {
   readonly exclusive = true;
   readonly direct = null;

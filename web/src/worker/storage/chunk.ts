@@ -44,7 +44,7 @@ export class Chunk {
 export class ByteReader {
   private readonly byob: ReadableStreamBYOBReader | null = null;
   private readonly plain: ReadableStreamDefaultReader<Uint8Array> | null = null;
-  /** Bytes that came and nobody has taken yet. */
+  /** Bytes that arrived and were not taken yet. */
   private readonly held: Uint8Array[] = [];
   private reading: Promise<void> | null = null;
   /** The next piece that is read ahead; null once there is no further one. */
@@ -74,7 +74,7 @@ export class ByteReader {
     return filled;
   }
 
-  /** Have up to `most` bytes come into memory, until somebody asks for some. */
+  /** Read up to `most` bytes into memory, until a reader wants some. */
   readAhead(most: number): void {
     const reading = async (): Promise<void> => {
       for (let left = most; left > 0 && !this.asked;) {

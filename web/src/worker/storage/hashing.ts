@@ -37,7 +37,7 @@ export class Hashing {
     }
   }
 
-  /** SHA-256 of a chunk's first bytes, as hex; nobody uses the chunk until then. */
+  /** SHA-256 of a chunk's first bytes, as hex; the chunk is not used until then. */
   sha256(chunk: Chunk, length: number): Promise<string> {
     if (!this.started) return chunk.sha256(length);
     return new Promise((resolve, reject) => {

@@ -184,13 +184,15 @@ export function authorization(url: string): Record<string, string> {
   return bearer(repositoryOf(url)?.[0].token ?? null);
 }
 
-/** The sizes of an opened repository's files by their names, null where the hub tells none; null for any other folder. */
+/**
+ * The sizes of an opened repository's files by their names, null if the hub reports none; null for any other folder.
+ */
 export function repositoryListing(folder: string): Record<string, number | null> | null {
   const opened = repositories.get(folder);
   return opened ? Object.fromEntries([...opened.files].map(([name, { size }]) => [name, size])) : null;
 }
 
-/** Whether a file is in its repository; null where no repository is told. */
+/** Whether a file is in its repository; null if the repository is unknown. */
 export function inRepository(url: string): boolean | null {
   const found = repositoryOf(url);
   return found && found[0].files.has(found[1]);
@@ -217,7 +219,7 @@ export function hubRefusal(url: string, response: Response): string | null {
 }
 
 /**
- * The meaning of a refusal, with the remedy. A hub does not tell those without access whether there is a repository.
+ * The meaning of a refusal, with the remedy. A hub does not reveal to users without access whether a repository exists.
  */
 function reason(response: Response, name: string, token: string | null): string {
   const { status } = response;

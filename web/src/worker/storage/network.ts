@@ -80,7 +80,7 @@ export function transient(response: Response, url: string): EngineError | null {
   return new EngineError("BrokenDownloadError", message, retryAfter(response));
 }
 
-/** The seconds that a server asks to be left alone; undefined where it does not. */
+/** The seconds for which a server wants no requests; undefined if it names none. */
 function retryAfter(response: Response): number | undefined {
   const value = response.headers.get("Retry-After")?.trim();
   if (!value) return undefined;

@@ -37,7 +37,7 @@ function fileOf(handle: FileSystemFileHandle): Promise<File> {
   return using(handle, (file) => file.getFile());
 }
 
-/** A stream over what the file holds already; nobody else writes it meanwhile. */
+/** A stream over the file's current contents; no other caller writes it meanwhile. */
 function openStream(handle: FileSystemFileHandle, keepExistingData: boolean): Promise<FileSystemWritableFileStream> {
   const options = { keepExistingData, mode: "exclusive" };
   return using(handle, (file) => file.createWritable(options));
@@ -84,10 +84,10 @@ class SharedAccess {
 
 type ReadAccess = Pick<SyncAccess, "read" | "close">;
 
-/** Files that are read before somebody asks for them, by folder and name; `first` is who reads ahead. */
+/** Files that are read before a caller wants them, by folder and name; `first` is the reader ahead. */
 const readEarly = new Map<string, { shared: SharedAccess; first: ReadAccess }>();
 
-/** Open a stored file of this size for reading ahead; null where there is none, or somebody writes it. */
+/** Open a stored file of this size for reading ahead; null if it does not exist or is being written. */
 export async function openEarly(folder: string, name: string, size: number): Promise<DataFile | null> {
   try {
     const place = await using(await navigator.storage.getDirectory(), (root) => root.getDirectoryHandle(folder));
@@ -269,7 +269,7 @@ export class OpfsBacking implements Backing {
   }
 }
 
-/** Open with a lock: nobody else writes it meanwhile. */
+/** Open with a lock: no other caller writes it meanwhile. */
 class LockedFile implements DataFile {
   readonly exclusive = true;
 

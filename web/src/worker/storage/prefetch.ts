@@ -1,5 +1,5 @@
 // Requests the files of the first request's model before Python is ready: the small files of its folder, and the
-// weights (before_python.ts). `dropPrefetched` gives up the files that nobody takes.
+// weights (before_python.ts). `dropPrefetched` gives up the files that were not taken.
 
 import type { HubRepository } from "../../wire/protocol";
 import { isGguf } from "../../wire/model_address";
@@ -45,7 +45,7 @@ export async function prefetch(model: string | HubRepository, dtype: string | nu
   return dataFiles(url, await askForGraph(url));
 }
 
-/** Drop the fetched responses that nobody has read. */
+/** Drop the fetched responses that were not read. */
 export function dropPrefetched(): void {
   for (const response of requested.values()) void response.then(discardBody, () => undefined);
   requested.clear();
@@ -121,7 +121,7 @@ export async function requestedAhead(url: string): Promise<boolean | undefined> 
   return (await requested.get(absolute(url))?.catch(() => undefined))?.ok;
 }
 
-/** A file's response, the one that was requested ahead if nobody took that yet. */
+/** A file's response: the one that was requested ahead, if it was not taken yet. */
 export function fetchedOnce(url: string): Promise<Response> {
   const name = absolute(url);
   const response = requested.get(name) ?? fetched(url);

@@ -34,7 +34,7 @@ export function expectSource(url: string): Promise<HttpSource> {
   return opened;
 }
 
-/** Whether nobody has taken a source that was expected. */
+/** Whether an expected source was not taken. */
 export function isExpected(url: string): boolean {
   return expected.has(url);
 }
@@ -54,7 +54,7 @@ function forgetExpected(url: string): void {
   );
 }
 
-/** A source for a URL, or for a file of a picked folder; asks the server for its identity only. */
+/** A source for a URL, or for a file of a picked folder; requests only its identity from the server. */
 export async function openSource(url: string, keep: boolean): Promise<HttpSource | BlobSource> {
   const file = await pickedFile(url);
   if (file === undefined) {

@@ -118,7 +118,7 @@ export class WeightLoad {
         await before;
         if (shard === null || (outcome.problem && outcome.problem !== "write")) break;
         before = this.finish(at, shard);
-        // Until it is awaited nobody else hears of a failure.
+        // A failure is not reported before this is awaited.
         before.catch(() => undefined);
         at += shard.found;
         if (shard.found < length) break;
@@ -162,7 +162,7 @@ export class WeightLoad {
     const found = fresh ? await this.fetch(chunk, at, number, length) : length;
     if (outcome.problem && outcome.problem !== "write") return null;
     const digest = fresh && (this.expected(number) || plan.writes) ? this.sha256(chunk, found) : null;
-    // Until it is awaited nobody else hears of a failure.
+    // A failure is not reported before this is awaited.
     digest?.catch(() => undefined);
     return { found, chunk, number, wanted, digest };
   }
@@ -264,7 +264,7 @@ export class WeightLoad {
     return this.hashing ? this.hashing.sha256(chunk, length) : chunk.sha256(length);
   }
 
-  /** The digest that the file came with; null if nobody vouches for it. */
+  /** The digest that the file came with; null without one. */
   private expected(shard: number): string | null {
     return (this.plan.vouched && this.plan.digests[shard]) || null;
   }
@@ -272,7 +272,7 @@ export class WeightLoad {
   /** Record in the journal what was stored. A download that goes on after a crash compares it with its digests. */
   private note(): Promise<void> {
     this.noting = this.noting.then(() => this.append());
-    // Until it is awaited nobody else hears of a failure.
+    // A failure is not reported before this is awaited.
     this.noting.catch(() => undefined);
     return this.noting;
   }

@@ -5,7 +5,7 @@ import { EngineError } from "../../wire/errors";
 import type { ByteReader } from "./chunk";
 import { hex, sha256 } from "../../wire/sha256";
 
-/** A file's size and SHA-256 as somebody lists them; null for what is not listed. */
+/** A file's size and SHA-256 from a list; null if it is not listed. */
 export interface Listed {
   size: number | null;
   sha256: string | null;
@@ -14,7 +14,7 @@ export interface Listed {
 /** The bytes of the largest file: 1 TiB, of which the digests of its shards alone would take megabytes. */
 const LARGEST_FILE = 2 ** 40;
 
-/** A file's size as its server tells it. Throws ModelFileError for what is no size. */
+/** A file's size as its server reports it. Throws ModelFileError if it is not a size. */
 export function reportedSize(name: string, size: unknown): number {
   if (Number.isInteger(size) && Number(size) >= 0 && Number(size) <= LARGEST_FILE) return Number(size);
   const told = JSON.stringify(size).slice(0, 40);
