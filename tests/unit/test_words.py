@@ -49,6 +49,21 @@ def test_plain_sentences_are_spared(sentence: str) -> None:
     assert phrases("a.md", sentence) == []
 
 
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "Memory that nobody holds.",
+        "The loss is told once.",
+        "Lent buffers stay.",
+        "The reason is said once.",
+        "Room for so many rows.",
+    ],
+)
+def test_private_words_are_found_in_the_product_alone(sentence: str) -> None:
+    assert [phrase.text for phrase in phrases("py_src/a.py", f"# {sentence}\n")] == [sentence]
+    assert phrases("tests/a.py", f"# {sentence}\n") == []
+
+
 def test_each_sentence_of_a_python_file_is_told_with_its_line() -> None:
     text = (
         '"""A module.\n\nWhat it is for.\n"""\n\n'

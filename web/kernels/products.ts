@@ -50,7 +50,7 @@ function product<Eight, Scales>(
   }
 }
 
-/** Products of so many rows of activations by some groups of a weight; capstan.device.wasm.cpu_program has the forms. */
+/** Products of some rows of activations by some groups of a weight; capstan.device.wasm.cpu_program has the forms. */
 export function products(
   form: i32,
   w: usize,

@@ -59,8 +59,9 @@ _POSITIVE_ZERO_KEY = 0x80000000
 
 
 class PeakedLogits(Floats):
-    """One row of float32 logits that nobody changes, with the largest of each PEAK of them: a vocabulary takes Python
-    longer than a small model takes a step."""
+    """One row of float32 logits that stay unchanged, with the largest of each PEAK of them: a vocabulary takes Python
+    longer than a small model takes a step.
+    """
 
     PEAK = 64
     peaks: Sequence[float]
@@ -255,7 +256,7 @@ class RowKeys:
     """
 
     def __init__(self, row: array[float], peaks: Sequence[float] | None = None) -> None:
-        """`peaks` as PeakedLogits has them, of a row that nobody changed."""
+        """`peaks` as in PeakedLogits, of an unchanged row."""
         self._row, self._words = row, memoryview(row).cast("B").cast("I")
         self._size = len(row) if peaks is None else PeakedLogits.PEAK
         self._peaks = [0.0] if peaks is None else list(peaks)

@@ -87,7 +87,9 @@ def deliver(found: asyncio.Future[str], line: str) -> None:
 
 
 async def read_line() -> str | None:
-    """A line of the standard input; None at its end. The thread that waits for it keeps nobody from ending."""
+    """A line of the standard input; None at its end. The thread that waits for it does not delay the end of the
+    process.
+    """
     loop = asyncio.get_running_loop()
     found: asyncio.Future[str] = loop.create_future()
 

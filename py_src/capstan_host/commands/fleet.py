@@ -173,7 +173,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def answer(args: argparse.Namespace, fleet: Any, total: int) -> int:
-    """Run the fleet over the file, and tell its progress."""
+    """Run the fleet over the file, and show its progress."""
     options = {"max_new_tokens": args.max_new_tokens, "ordered": not args.unordered, "batch": args.batch}
     results = fleet.generate(lines(args.prompts), as_message=not args.raw, out=args.out, **options, **args.search)
     progress, begun = Progress(), time.monotonic()

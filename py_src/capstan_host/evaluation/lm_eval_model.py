@@ -119,7 +119,7 @@ class CapstanLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
             raise
 
     def _learn(self, max_length: int | None) -> None:
-        """Have the page load the model and tell about it."""
+        """Have the page load the model and describe it."""
         self._about: dict[str, Any] = self._ask({"kind": "about"}, [None])[0].value
         logger.info(f"the model is on {self._about['device']}, adapter {self._about['adapter'] or 'none'}")
         context = self._about["context_length"]

@@ -39,8 +39,9 @@ class Runner(Protocol):
     """Does jobs of capstan_host.fleet.in_page."""
 
     def run(self, job: dict[str, Any], inputs: Sequence[Any], size: int, done: Done) -> list[Item]:
-        """The results of the inputs in their order, `size` of which go to a page together; `done` is told how many more
-        were answered. Raises RequestError, FleetError."""
+        """The results of the inputs in their order; `size` inputs go to a page together. `done` is called with the
+        number of further answers. Raises RequestError, FleetError.
+        """
 
     def close(self) -> None:
         """End the browsers."""
@@ -68,9 +69,9 @@ def model_place(
 
 @dataclass(frozen=True)
 class Pages:
-    """The pages that answer: so many `browsers` with the page in the folder `site` (see find_site), in which the model
-    is loaded with `options` of Model.load. A page answers `rows` prompts together, and has `timeout` seconds for a
-    batch."""
+    """The pages that answer: `browsers` browsers with the page in the folder `site` (see find_site), which load the
+    model with `options` of Model.load. A page answers `rows` prompts together, and has `timeout` seconds for a batch.
+    """
 
     model: str | HubRepository
     browsers: int

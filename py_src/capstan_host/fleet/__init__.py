@@ -1,6 +1,6 @@
 """A fleet of headless browsers on Dask, each with a model: prompts in, results in order, as JSON lines.
 
-pip install "capstan-webgpu[fleet]"; docs/fleet.md tells how.
+pip install "capstan-webgpu[fleet]"; docs/fleet.md explains it.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ class Slot(Protocol):
     """A browser's place: it is opened by the first batch, and again after it was closed."""
 
     async def answer(self, job: dict[str, Any], entries: Sequence[Entry], done: Callable[[int, Any], None]) -> None:
-        """Tell `done` the line of each entry by its place. Raises BrowserError, TimeoutError, UnfitError."""
+        """Call `done` with the line of each entry by its place. Raises BrowserError, TimeoutError, UnfitError."""
 
     async def close(self) -> None: ...
 
@@ -145,8 +145,9 @@ class Browsers:
     def answer_all(
         self, job: dict[str, Any], batches: Sequence[Sequence[Entry]], done: Callable[[int], object] = lambda _: None
     ) -> list[list[Outcome]]:
-        """The outcomes of batches that the browsers share; `done` is told how many items were answered. Raises as
-        `answer`; the other batches are cancelled then."""
+        """The outcomes of batches that the browsers share; `done` is called with the number of answered items. Raises
+        as `answer`; the other batches are cancelled then.
+        """
 
         async def one(batch: Sequence[Entry]) -> list[Outcome]:
             outcomes = await self._answer(job, batch)

@@ -26,7 +26,7 @@ __all__ = ["DEPTH", "Dispatcher"]
 DEPTH = 2
 """Batches in flight for each browser: one that it answers, one that waits beside it."""
 HELD_BATCHES = 4
-"""Results in order wait for an earlier one: so many batches for each browser at most."""
+"""Results in order wait for an earlier one: at most this number of batches for each browser."""
 POLL_SECONDS = 0.5
 RESULT_SECONDS = 10.0
 """A result that does not come went with its worker: Dask would wait for its like."""
@@ -175,7 +175,7 @@ class Dispatcher:
         except (CancelledError, OSError):
             found = None
         except FleetError:
-            # A worker that a new scheduler has told of no plugin.
+            # A worker that got no plugin from a new scheduler.
             self._register()
             found = None
         finally:

@@ -69,8 +69,9 @@ async def loaded(job: dict[str, Any], place: Any) -> Any:
 
 
 async def answer(job: dict[str, Any], items: list[Any], place: Any) -> None:
-    """Answer the items, so many at a time as the job's kind can do together; pairs to be scored in the order in which
-    those that begin alike follow one another."""
+    """Answer the items, as many at a time as the job's kind can do together. Pairs to be scored are ordered so that
+    pairs with the same beginning follow one another.
+    """
     begun = now()
     try:
         model: Any = await (script(job, place) if job["kind"] == "map" else loaded(job, place))

@@ -23,7 +23,7 @@ class ResultFileError(CapstanError):
 class ResultFile:
     """JSON lines, one an item. Items that an earlier run finished stay; its errors and a torn last line are dropped. An
     item that is computed again, since its input or an option is another one, has its last line alone once the file is
-    closed. Until then nobody else opens it: FILE.lock beside it names its holder.
+    closed. Until then no other process opens it: FILE.lock beside it names its holder.
     """
 
     def __init__(self, path: str | Path) -> None:

@@ -78,9 +78,9 @@ ISOLATION = {
 class StaticServer(ThreadingHTTPServer):
     """Serves `root`, each folder of `models` as /models/NAME/ and each GGUF file as /models/NAME, and `files` by path.
 
-    Only who addresses it by an IP address, as localhost or by this machine's name is answered, and no page of another
-    origin: a name that somebody else's DNS makes point here would else let that page read what is served. An address or
-    a port that is taken raises OSError.
+    It answers only requests to an IP address, localhost or this machine's name, and no page of another origin:
+    otherwise a name that a foreign DNS server points here would let that page read what is served. An address or a port
+    that is taken raises OSError.
     """
 
     daemon_threads = True

@@ -23,12 +23,12 @@ __all__ = [
 TIE = 2.0**-5
 """Neighbours among float16 logits from 16 to 32 differ by 2**-6; two such logits may change places by twice that."""
 TOP = 20
-"""Tokens whose log probabilities are requested where ids part; the public API tells no more."""
+"""Tokens whose log probabilities are requested where ids differ; the public API gives no more."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Greedy ids after a prompt, an end-of-sequence id included, with what the page told of the run."""
+    """Greedy ids after a prompt, an end-of-sequence id included, with the page's report of the run."""
 
     ids: list[int]
     text: str
@@ -40,7 +40,7 @@ class Answer:
 
     @classmethod
     def of(cls, told: Mapping[str, Any], log_probabilities: list[dict[int, float]]) -> Answer:
-        """The answer that a page told, by the names of its requests."""
+        """The answer that a page gave, by the names of its requests."""
         first = told["time_to_first_token_ms"]
         return cls(
             ids=told["token_ids"],
@@ -117,7 +117,8 @@ def parting(one: Sequence[int], other: Sequence[int]) -> int | None:
 
 def margin(log_probabilities: Mapping[int, float], picked: int, other: int) -> tuple[float, bool]:
     """By how much `picked` is more probable than `other`, in natural logarithms, and whether that is exact: for a token
-    that is not among those told the margin is at least that to the least of them."""
+    that was not reported the margin is at least that to the least of them.
+    """
     least = min(log_probabilities.values())
     return log_probabilities[picked] - log_probabilities.get(other, least), other in log_probabilities
 

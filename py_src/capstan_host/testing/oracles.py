@@ -51,14 +51,15 @@ class Expected:
 
 
 class Oracle(Protocol):
-    """Tells the greedy ids after a prompt."""
+    """Gives the greedy ids after a prompt."""
 
     def expected(self, subject: Subject, prompt: Sequence[int], tokens: int) -> Expected:
         """At most `tokens` ids, an end-of-sequence id being the last. Raises OracleError."""
 
     def margin(self, subject: Subject, prompt: Sequence[int], picked: int, other: int) -> float | None:
         """By how much the oracle finds `picked` more probable than `other` after a prompt, in natural logarithms; None
-        if it does not tell."""
+        if it is unknown.
+        """
 
 
 class NativeGenai:

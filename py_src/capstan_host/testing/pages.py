@@ -95,7 +95,8 @@ class TestedPage:
 
     def keep(self, folder: Path, write: Callable[[Path, Any], None]) -> None:
         """Write what is known of the test into a folder: Capstan's trace is one of its last answer, requested again,
-        since a trace has costs of its own. `lacking` tells what a broken page cannot give."""
+        since a trace has costs of its own. `lacking` describes what a broken page cannot give.
+        """
         lacking: list[str] = []
         write(folder / "requests.json", self.requests)
         for what, take in (

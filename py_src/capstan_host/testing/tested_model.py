@@ -40,7 +40,7 @@ class TestedModel(ABC):
 
     @abstractmethod
     def answer(self, prompt: str | Sequence[int], tokens: int, *, log_probabilities: int | None = None) -> Answer:
-        """At most `tokens` greedy ids after a prompt, each with so many log probabilities."""
+        """At most `tokens` greedy ids after a prompt, each with the requested number of log probabilities."""
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
@@ -55,9 +55,9 @@ class TestedModel(ABC):
     ) -> Agreement:
         """The page's greedy ids after a prompt are the oracle's: 'genai', 'llama.cpp', or a Golden.
 
-        A near tie is told by a NearTieWarning, and the rest is compared after the oracle's token: the page and the
+        A near tie is reported by a NearTieWarning, and the rest is compared after the oracle's token: the page and the
         oracle both prefer their own tokens by less than `tie`, in log probabilities. With `tie` 0 none is excused. For
-        another difference MismatchError tells the token, the texts and the margins. Raises OracleError.
+        another difference MismatchError names the token, the texts and the margins. Raises OracleError.
         """
         if tokens < 1:
             raise OptionError(f"tokens is {tokens}; it must be at least 1")
@@ -120,16 +120,18 @@ class TestedModel(ABC):
         rounds: int = ROUNDS,
         tolerance: float = TOLERANCE,
     ) -> Ratio:
-        """The time for a token is not shown to be more than `tolerance` above the baseline's; MismatchError tells the
-        ratio, and the slowest kernels where the page can time them."""
+        """The time for a token is not shown to be more than `tolerance` above the baseline's; MismatchError names the
+        ratio, and the slowest kernels if the page can time them.
+        """
         ratio = self.compare_speed(baseline, prompt, tokens=tokens, rounds=rounds, tolerance=tolerance)
         if ratio.slower:
             raise MismatchError(f"a token takes {ratio}: {self._slower_kernels(baseline)}")
         return ratio
 
     def kernel_times(self) -> dict[str, float]:
-        """Microseconds of the GPU in each kernel of a decode step, by the kernel's label; empty where the page does not
-        tell them."""
+        """Microseconds of the GPU in each kernel of a decode step, by the kernel's label; empty if the page does not
+        report them.
+        """
         return {}
 
     def _slower_kernels(self, baseline: TestedModel) -> str:

@@ -105,7 +105,7 @@ def ratio_of(taken: Sequence[tuple[float, float]], tolerance: float = TOLERANCE)
 
 
 def _rank(count: int) -> int:
-    """The k of this module's docstring for so many rounds."""
+    """The k of this module's docstring for a number of rounds."""
     rank, below = 0, 0
     while 2 * (below := below + comb(count, rank)) <= (1 - CONFIDENCE) * 2**count:
         rank += 1

@@ -152,7 +152,7 @@ class FoldedReasoning {
     return this.element.open;
   }
 
-  /** Tell how it stands: whether the reasoning has not ended, and the answer grows. Returns whether there is any. */
+  /** Set the state: whether the reasoning has not ended, and the answer grows. Returns whether there is any. */
   show(open: boolean, growing: boolean, some: boolean): boolean {
     const thinking = open && growing;
     if (thinking && !this.clock) {

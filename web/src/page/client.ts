@@ -82,8 +82,8 @@ interface Pending {
  * Python and onnxruntime-web in a worker. Requests are answered one after the other.
  *
  * A worker that dies, or in which Python or onnxruntime-web ends by a fatal error, is replaced: requests under way are
- * rejected with a WorkerLostError, an event tells so, and later ones are answered by the new worker. Stored weights are
- * still there; what Python had in memory is not.
+ * rejected with a WorkerLostError, an event reports it, and later ones are answered by the new worker. Stored weights
+ * are still there; what Python had in memory is not.
  */
 export class Client {
   private readonly pending = new Map<number, Pending>();

@@ -36,11 +36,11 @@ export interface CompletionParams extends SearchParams {
   max_completion_tokens?: number | null;
   /** By token ids. */
   logit_bias?: Record<string, number> | null;
-  /** So many answers, up to 32, sampled side by side as rows of one batch. */
+  /** The number of answers, up to 32, sampled side by side as rows of one batch. */
   n?: number | null;
-  /** Tell each token's log probability; each token then waits for its logits. */
+  /** Give each token's log probability; each token then waits for its logits. */
   logprobs?: boolean | null;
-  /** With `logprobs`: so many of the most probable tokens besides each token, 0 to 20. */
+  /** With `logprobs`: the number of most probable tokens besides each token, 0 to 20. */
   top_logprobs?: number | null;
   /** A variable of chat templates that know it, such as gpt-oss'. */
   reasoning_effort?: string | null;

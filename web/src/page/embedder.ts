@@ -35,7 +35,7 @@ export interface EmbeddingParams {
   /** Named in the result. */
   model?: string;
   encoding_format?: "float" | "base64" | null;
-  /** So many numbers of each vector, made a vector of length 1 again: for models that were trained so (Matryoshka). */
+  /** The number of elements of each vector, scaled to length 1 again: for models trained for it (Matryoshka). */
   dimensions?: number | null;
   /** It identifies the caller to OpenAI's servers, and has no effect here. */
   user?: string | null;

@@ -17,7 +17,7 @@ export type Kinds = Readonly<Record<string, Kind>>;
 
 /** Characters of a text: more than any model reads, and few enough for the worker's memory. */
 const MOST_CHARACTERS = 1 << 26;
-/** Items of a list: more than any model reads. An array may be longer without having so many. */
+/** Items of a list: more than any model reads. An array may be longer without having that many elements. */
 const MOST_ITEMS = 1 << 24;
 
 /** The value as `kind` reads it; `place` is its name in messages. */

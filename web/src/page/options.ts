@@ -52,8 +52,8 @@ export interface RunOptions extends SearchOptions, PickOptions {
   /** Tokens of this answer. */
   maxTokens?: number;
   /**
-   * So many answers, up to 32, sampled side by side as rows of one batch: the result has them as `choices`. The first one is
-   * what comes with the same seed without `n`. A session takes 1 only.
+   * The number of answers, up to 32, sampled side by side as rows of one batch: the result has them as `choices`. The
+   * first one is what comes with the same seed without `n`. A session takes 1 only.
    */
   n?: number;
   /** Tokens of prompt and answer together. */
@@ -63,7 +63,7 @@ export interface RunOptions extends SearchOptions, PickOptions {
   regex?: string;
   larkGrammar?: string;
   ebnf?: string;
-  /** Tell each token's log probability in the result; each token then waits for its logits. */
+  /** Give each token's log probability in the result; each token then waits for its logits. */
   logprobs?: boolean;
   /** With `logprobs`: the number of most probable tokens that are given besides each token, 0 to 20; 0 unless given. */
   topLogprobs?: number;

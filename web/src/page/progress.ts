@@ -21,7 +21,7 @@ export interface LoadProgress {
   secondsLeft: number | null;
 }
 
-/** The pace is that of so many milliseconds. */
+/** The pace is measured over this number of milliseconds. */
 const RECENT_MS = 8000;
 /** It is reported after this many bytes. */
 const LEAST_MS = 1500;

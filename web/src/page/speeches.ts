@@ -51,7 +51,7 @@ export function speeches(
   return { create };
 }
 
-/** The header of a WAV file of one channel, 16 bits, with so many bytes of samples. */
+/** The header of a WAV file of one channel, 16 bits, with this number of bytes of samples. */
 function header(size: number): Uint8Array<ArrayBuffer> {
   const bytes = new Uint8Array(44);
   const view = new DataView(bytes.buffer);

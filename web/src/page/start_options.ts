@@ -22,7 +22,7 @@ export interface StartOptions {
   expected?: { model: string | HubRepository; dtype?: string; device?: "webgpu" | "wasm" | "auto" };
   /**
    * Milliseconds that a request has to end after `cancel`, 10 seconds unless given. Then the worker is ended, the
-   * request is answered as stopped, and another worker is started. Infinity waits for ever.
+   * request is answered as stopped, and another worker is started. Infinity never stops waiting.
    */
   cancelDeadline?: number;
   /**

@@ -17,7 +17,7 @@ import type {
   SpeakResult,
 } from "../wire/protocol";
 
-/** `play` makes at most so many seconds of sound in advance. */
+/** `play` makes at most this number of seconds of sound in advance. */
 const AHEAD = 20;
 
 /** Gives the phonemes of a sentence; `voice` is the name of the voice that speaks. */

@@ -283,7 +283,9 @@ export type CapstanEvent =
   | { kind: "restarted"; reason: string }
   /** A worker that pages share was requested, and this page has one of its own for this reason. */
   | { kind: "unshared"; reason: string }
-  /** The GPU device was lost, and the model was opened on another one in so many milliseconds: its run goes on. */
+  /**
+   * The GPU device was lost, and the model was opened on another one in this number of milliseconds: its run goes on.
+   */
   | { kind: "recovered"; reason: string; ms: number }
   /**
    * Between two requests: these shards of a stored file are not what was stored. The next load fetches them again, and

@@ -138,7 +138,7 @@ export function sharedWorker(
   };
 }
 
-/** Whether something settles within so many milliseconds. */
+/** Whether a promise settles within this number of milliseconds. */
 function within(milliseconds: number, settled: Promise<boolean>): Promise<boolean> {
   return Promise.race([settled, new Promise<false>((resolve) => setTimeout(resolve, milliseconds, false))]);
 }

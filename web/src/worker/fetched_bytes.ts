@@ -49,7 +49,7 @@ export class FetchedBytes {
     this.changed();
   }
 
-  /** So many more bytes of a file came; some may come again. */
+  /** More bytes of a file arrived; some may arrive again. */
   add(url: string, count: number): void {
     const file = this.file(url);
     this.reach(file, file.done + count);

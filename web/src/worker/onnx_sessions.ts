@@ -26,7 +26,7 @@ interface RunTensor {
   host?: boolean;
 }
 
-/** A result: in buffer `buffer`, in the array of this index that Python made, or where the fetch said. */
+/** A result: in buffer `buffer`, in the array of this index that Python made, or in the fetch's place. */
 interface ResultTensor {
   name: string;
   dtype: Ort.Tensor.Type;

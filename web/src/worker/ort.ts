@@ -182,7 +182,8 @@ async function watched<T>(answer: Promise<T>): Promise<T> {
 }
 
 /**
- * The result of `create`, and an error if a thread of onnxruntime-web does not start: it would wait for that one for ever.
+ * The result of `create`, and an error if a thread of onnxruntime-web does not start: it would never stop waiting for
+ * that one.
  */
 async function withThreads<T>(create: () => Promise<T>): Promise<T> {
   const Plain = globalThis.Worker as typeof Worker | undefined;

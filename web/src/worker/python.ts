@@ -176,7 +176,7 @@ async function load(assets: Assets, make: MakeModule, options: SnapshotOptions):
 /** Bytes of the end of a zip archive without a comment. */
 const ZIP_END = 22;
 
-/** Throw unless a zip archive of so many bytes ends as one does: the list of its files is there. */
+/** Throw unless a zip archive of this number of bytes is complete: the list of its files is at the end. */
 function requireWholeZip(url: string, size: number, end: Uint8Array): void {
   if (String.fromCharCode(...end.subarray(0, 4)) !== "PK\x05\x06")
     throw new Error(`${url} did not come whole (${size} bytes)`);

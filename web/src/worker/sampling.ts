@@ -169,7 +169,9 @@ export class Sampling implements SamplingCalls {
     return this.finishBurst(step, reader, cursor, picks, "burst");
   }
 
-  /** Let the sampler take steps with drafts, over a tape of so many positions with these input ids and logits. */
+  /**
+   * Let the sampler take steps with drafts, over a tape of this number of positions with these input ids and logits.
+   */
   setDrafts(sampler: number, inputIds: number, logits: number, positions: number): void {
     const targets = { inputIds: this.buffers.get(inputIds), logits: this.buffers.get(logits), positions };
     this.samplers.get(sampler).sampler.setDrafts(targets);

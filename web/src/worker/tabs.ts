@@ -104,8 +104,8 @@ export class Tabs {
   }
 
   /**
-   * Tell an event of a request to its page. Between requests it is about the model, so that all pages hear of it; so do those
-   * that wait for a load which is under way.
+   * Send an event of a request to its page. Between requests it is about the model, so that all pages hear of it; so do
+   * those that wait for a load which is under way.
    */
   tell(event: CapstanEvent): void {
     for (const tab of this.tabs) {

@@ -20,7 +20,7 @@ export class Tracer {
   private dropped = 0;
   /** GPU times on the GPU's own clock, and the device of each. */
   private gpu: { span: Span; device: object }[] = [];
-  /** By how much the worker's clock is ahead of a device's: at most, as no submit is done before it is told. */
+  /** By how much the worker's clock is ahead of a device's: at most, since no submit is done before it is reported. */
   private ahead = new Map<object, number>();
   private unusable = 0;
   private readonly pending = new Set<Promise<void>>();
@@ -109,7 +109,9 @@ export class Tracer {
     }
   }
 
-  /** On the worker's clock: all of a device are moved alike, as late as lets none end after it was told to be done. */
+  /**
+   * On the worker's clock: all of a device are moved alike, as late as possible while none ends after its reported end.
+   */
   private placed({ span: [track, name, begin, end, given], device }: { span: Span; device: object }): Span {
     const ahead = this.ahead.get(device)!;
     return [track, name, begin + ahead, end + ahead, given];

@@ -8,7 +8,7 @@ import type { ToWorker } from "../wire/protocol";
 type GzipStream = ReadableWritablePair<Uint8Array, Uint8Array>;
 type Answer = { memory: Uint8Array<ArrayBuffer> } | { reason: string };
 
-/** Unpack a gzipped stream into so many bytes, no more and no fewer; `url` is named in errors. */
+/** Unpack a gzipped stream into exactly this number of bytes; `url` is named in errors. */
 export async function unpackBeside(
   assets: Assets,
   packed: ReadableStream<Uint8Array>,

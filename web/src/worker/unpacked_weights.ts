@@ -262,7 +262,7 @@ export const BLOCKS: Record<number, Blocks> = {
   },
 };
 
-/** Reads a row of so many bytes at a byte, into `made` from an element on. */
+/** Reads a row of this number of bytes at a byte, into `made` from an element on. */
 type ReadRow = (from: Uint8Array, at: number, length: number, made: Float32Array, to: number) => void;
 
 /** The commonest types, without numbers in between: in two thirds of the time. */
@@ -324,7 +324,10 @@ export function unpack(weight: UnpackedWeight, files: Files, made: ArrayBuffer):
   }
 }
 
-/** The rows of a tensor, so many elements `apart`; for `halves`, rows of a head, one half of these after the other. */
+/**
+ * The rows of a tensor, `apart` elements from one to the next; for `halves`, rows of a head, one half of these after
+ * the other.
+ */
 function readRows(
   type: number,
   from: Uint8Array,

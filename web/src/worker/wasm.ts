@@ -41,8 +41,8 @@ const ARRAYS = {
 const BYTES = { float32: 4, float16: 2 };
 
 /**
- * Caches have room for a multiple of so many positions. Each run copies them into onnxruntime-web's heap and back: caches
- * of the whole capacity would cost a short sequence more time than the model itself.
+ * Caches have room for a multiple of this number of positions. Each run copies them into onnxruntime-web's heap and
+ * back: caches of the whole capacity would cost a short sequence more time than the model itself.
  */
 const ROOM = 256;
 

@@ -65,7 +65,7 @@ function spend(reason: string): void {
 /** Whether pages share this worker. */
 const SHARED = "SharedWorkerGlobalScope" in self;
 
-/** Tell that this worker is of no use any more: its page ends it, or starts another one with the pages that share it. */
+/** Report that this worker is useless now: its page ends it, or starts another one with the pages that share it. */
 function endFor(message: FromWorker): void {
   if (SHARED) void leaveTo(() => tabs.post(message));
   else tabs.post(message);
@@ -137,8 +137,8 @@ function forward(kind: "stdout" | "stderr"): { write: (bytes: Uint8Array) => num
 }
 
 /**
- * A promise that rejects with the first rejection nobody handles: where one of its files cannot be fetched, Pyodide
- * leaves `loadPyodide` pending for ever.
+ * A promise that rejects with the first unhandled rejection: if one of its files cannot be fetched, Pyodide never
+ * settles `loadPyodide`.
  */
 function unhandledRejection(): { promise: Promise<never>; stop: () => void } {
   let stop = (): void => {};
@@ -157,7 +157,7 @@ function describe(thrown: unknown): Error {
   return new Error(text === "{}" ? "Pyodide failed to start and gave no reason; is a file of it missing?" : text);
 }
 
-/** Tell the page that this worker is of no use any more. */
+/** Report to the page that this worker is useless now. */
 function died(what: string, error: unknown): void {
   endFor({ tag: "fatal", reason: `${what} ended by a fatal error, ${String(error)}` });
 }

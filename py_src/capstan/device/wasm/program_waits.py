@@ -18,7 +18,7 @@ CACHES = 1 << 40
 """The place of the caches, for comparisons."""
 
 ALL = ("all",)
-"""All threads have it, each another part that nobody knows."""
+"""All threads have it, each an unknown part."""
 EACH = ("each",)
 """Every thread writes all of it, the same."""
 

@@ -36,7 +36,7 @@ interface SequenceSpec {
 }
 
 const WORDS = 24;
-/** Caches have room for a multiple of so many positions. */
+/** Caches have room for a multiple of this number of positions. */
 const ROOM = 256;
 
 /** The caches of a sequence in the memory of the program; no room is no memory. */
@@ -96,7 +96,7 @@ export class CpuEngine {
     return made;
   }
 
-  /** Give caches room for so many positions. */
+  /** Give caches room for this number of positions. */
   take(place: Place, room: number): void {
     place.address = this.memory.take(this.program.position * room);
     place.room = room;

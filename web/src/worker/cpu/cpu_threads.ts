@@ -17,7 +17,7 @@ type N = number;
 /** The arguments of Kernels.run but for the thread and their number. */
 export type RunArguments = [N, N, N, N, N, N, N, N, N];
 
-/** Start the other threads of so many; resolves to no workers where not all come up. */
+/** Start all threads but this one; resolves to no workers if one does not start. */
 export async function startThreads(
   assets: Assets,
   module: WebAssembly.Module,

@@ -1,4 +1,4 @@
-// Tells what has gone wrong on a device; its loss ends every wait.
+// Reports the errors of a device; its loss ends every wait.
 
 import { type AdapterSummary, isEndedProcess } from "../../wire/adapter";
 import { EngineError } from "../../wire/errors";

@@ -1,8 +1,9 @@
 // One device goes from model to model: a closed model leaves it, without anything on it, to the one that is opened next.
 //
 // onnxruntime-web 1.30 takes references to each device that it is given and to its queue (`webgpuRegisterDevice`), and
-// never gives them back. A browser keeps a destroyed device's tables as long as somebody refers to the device: 0.8 MiB of
-// the GPU process each, on an H200. So onnxruntime-web gets a stand-in, which lets go of the device when that is destroyed.
+// never gives them back. A browser keeps a destroyed device's tables while there is a reference to the device: 0.8 MiB
+// of the GPU process each, on an H200. So onnxruntime-web gets a stand-in, which lets go of the device when that is
+// destroyed.
 
 import { type AdapterSummary, identity, openDevice, requireAdapter } from "../../wire/adapter";
 
@@ -35,8 +36,8 @@ const opened = new WeakMap<GPUDevice, OpenedDevice>();
 let kept: OpenedDevice | null = null;
 
 /**
- * The device that was kept, if it is one of the adapter that there is now, else a new one. Nobody else gets it until it
- * is kept again. Throws DeviceUnavailableError, DeviceLostError.
+ * The device that was kept, if it is one of the adapter that there is now, else a new one. No other caller gets it
+ * until it is kept again. Throws DeviceUnavailableError, DeviceLostError.
  */
 export async function takeDevice(): Promise<OpenedDevice> {
   const adapter = await requireAdapter();

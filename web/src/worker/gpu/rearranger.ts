@@ -85,7 +85,7 @@ export class Rearranger {
     }
   }
 
-  /** An invocation for each word; `told` are the parameters for so many invocations in x. */
+  /** An invocation for each word; `told` are the parameters for that number of invocations in x. */
   private encode(
     encoder: GPUCommandEncoder,
     pipeline: GPUComputePipeline,

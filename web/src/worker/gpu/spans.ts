@@ -125,7 +125,10 @@ export class SpanOps {
     if (count > 0) this.watched.write(this.params!, 0, new Uint8Array(words.buffer));
   }
 
-  /** Have parameters for so many dispatches. Those of earlier submits are written over: the queue keeps the order. */
+  /**
+   * Have parameters for this number of dispatches. Those of earlier submits are written over: the queue keeps the
+   * order.
+   */
   private reserve(dispatches: number): void {
     if (dispatches * SLOT_BYTES <= (this.params?.size ?? 0)) return;
     this.params?.destroy();

@@ -151,8 +151,8 @@ function chosenLines(template: string, conditions: Readonly<Record<string, boole
 }
 
 /**
- * The text with each `#repeat i COUNT` to `#end`, COUNT a number or the name of one, as a loop; or, `unrolled`, as so
- * many blocks in which `i` is a constant, so that arrays indexed by it are registers.
+ * The text with each `#repeat i COUNT` to `#end`, COUNT a number or the name of one, as a loop; or, `unrolled`, as
+ * COUNT blocks in which `i` is a constant, so that arrays indexed by it are registers.
  */
 function repeated(text: string, numbers: Readonly<Record<string, number>>, unrolled: boolean): string {
   const lines = text.split("\n");

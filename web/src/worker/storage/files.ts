@@ -16,7 +16,7 @@ type Unreached = (reason: string) => void;
 
 const PAGE_BEGINS = /^\s*<(!doctype\s+html|html)/i;
 
-/** A whole file of at most so many bytes. */
+/** A whole file of at most this number of bytes. */
 export async function fetchBytes(
   url: string,
   most: number,
@@ -31,7 +31,7 @@ export async function fetchBytes(
   return kept ? bytesOf(kept) : whole(url, most, readable(url, await answered(url, unreached)), progress);
 }
 
-/** A whole file of at most so many bytes, null where the server or the picked folder has none. */
+/** A whole file of at most this number of bytes, null if the server or the picked folder has none. */
 export async function fetchOptional(url: string, most: number, unreached: Unreached): Promise<Uint8Array | null> {
   const file = await pickedFile(url);
   if (file !== undefined) return file && picked(url, file, most);

@@ -353,7 +353,7 @@ class StreamedFile implements DataFile {
   }
 
   close(): void {
-    // Nobody waits for what was not flushed.
+    // No caller waits for writes that were not flushed.
     this.stream?.close().catch(() => undefined);
     this.stream = null;
   }

@@ -116,7 +116,7 @@ async function ask(url: string, copied = false): Promise<Response | undefined> {
   );
 }
 
-/** Whether a file that was requested ahead, and that nobody has read yet, is there; undefined for any other. */
+/** Whether a file exists that was requested ahead and not read yet; undefined for any other. */
 export async function requestedAhead(url: string): Promise<boolean | undefined> {
   return (await requested.get(absolute(url))?.catch(() => undefined))?.ok;
 }

@@ -234,7 +234,7 @@ export class HttpSource {
   }
 
   /**
-   * Nobody needs it any more. A stream whose bytes came into memory before the first request asked for them waits for
+   * It is not needed any more. A stream whose bytes came into memory before the first request asked for them waits for
    * the next one who opens the address in that request: the header of a GGUF file is read before its weights.
    */
   close(): void {

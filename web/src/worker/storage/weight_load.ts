@@ -58,7 +58,7 @@ export interface Target {
 
 type Source = Pick<HttpSource | BlobSource, "position" | "end" | "seek" | "read" | "readAt" | "expect">;
 
-/** From so many bytes to fetch on, a worker of its own hashes them. */
+/** From this number of bytes to fetch, a separate worker hashes them. */
 const HASHED_BESIDE = 64 << 20;
 /** Milliseconds between a journal's tellings of what was stored: a page that ends before the next fetches it again. */
 const JOURNAL_MS = 500;

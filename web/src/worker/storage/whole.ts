@@ -33,7 +33,7 @@ export interface Limits extends Partial<Listed> {
   progress?: ((done: number) => void) | null;
 }
 
-/** Once a file has taken so many stall timeouts, its bytes must have come at SLOWEST a second or more. */
+/** Once a file has taken this number of stall timeouts, its bytes must have arrived at SLOWEST a second or more. */
 const STALLS = 10;
 const SLOWEST = 10_000;
 

@@ -7,7 +7,7 @@ import { pattern, replaced } from "./patterns";
 
 export interface Normalizer {
   (text: string): string;
-  /** Whether what it makes of a text begins after the text's first character, where that character alone does not tell. */
+  /** Whether its result begins after the text's first character, if that character alone does not decide it. */
   readonly losesBeginning?: (text: string) => boolean;
 }
 

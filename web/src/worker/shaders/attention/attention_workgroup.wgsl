@@ -93,7 +93,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
       let source = source_of(rows + at);
       var scores: array<f32, TILE>;
       for (var h = 0u; h < TILE; h++) {
-        scores[h] = 0.0; // said outright: without it SwiftShader keeps the last block's
+        scores[h] = 0.0; // stated: without it SwiftShader keeps the last block's
       }
       for (var c = 0u; c < CHUNKS; c++) {
 #if WRITTEN

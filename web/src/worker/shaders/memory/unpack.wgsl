@@ -261,7 +261,7 @@ fn element(row: u32, column: u32) -> u32 {
   return bits;
 }
 
-// The place of a word of rows of so many elements, which are whole words if others are between them.
+// The place of a word of rows of that many elements, which are whole words if others are between them.
 fn apart(word: u32, columns: u32) -> u32 {
   if (params.between == 0u) {
     return word;

@@ -1,5 +1,5 @@
 // A row vector times a dense matrix (GEMV): y[FIRST + n] = sum over k of x[k] * W[k][n], fused with the operations around it,
-// as its bindings and flags tell.
+// as its bindings and flags show.
 //
 // W as ONNX's MatMul has it, [K, N] row by row, of the type of x. Products and sums are float32. With gamma, x is
 // x / sqrt(mean(x^2) + EPSILON) * gamma. After the product, in this order: + bias[n], of W_up + bias_up[n]; what

@@ -1,5 +1,5 @@
 // A row vector times a matrix in int4 or int8: y[FIRST + n] = sum over k of W[n][k] * x[k], fused with the operations around
-// it, as its bindings and flags tell.
+// it, as its bindings and flags show.
 //
 // W as packing.wgsl has it; SIXTEENS: BLOCK is 16, else a multiple of 32. With gamma, x is x / sqrt(mean(x^2) + EPSILON) *
 // gamma (matvec_norm.wgsl). PREPARED: what comes before is more than that (matvec_prepared.wgsl). With partials, x is

@@ -1,7 +1,7 @@
 // Chooses the next tokens of each prompt's beams, as py_src/capstan/generation/beam_search.py defines it, and makes them the next step's input.
 //
 // A continuation scores ((logit - largest) - log(sum)) + score of its beam, in f32: the largest first, the lowest beam first among equals,
-// then the lowest token. Ends of sequences are told, other tokens go on as the beams of the next step, until there are BEAMS.
+// then the lowest token. Ends of sequences are reported; other tokens go on as the beams of the next step, until there are BEAMS.
 // Beam b of the next step continues beam parents[b]: it reads each position where that beam read it, and the new one in its own caches.
 //
 // Dispatch: (prompts), a workgroup each. Before it are BEAMS (of a prompt), LOOKED (the continuations of a beam), STEPS (records of
