@@ -198,7 +198,7 @@ def test_bad_input_is_refused_by_name(model: capstan.Model) -> None:
     for part, kind, message in cases:
         refused(kind, message, partial(said, talk, user(part, "?")))
     more = user(image(PNG), "<start_of_image>")
-    refused(PictureError, "2 times <start_of_image>, and 1 pictures", lambda: talk.ask([more]))
+    refused(PictureError, "<start_of_image> 2 times, but 1 pictures were", lambda: talk.ask([more]))
     soft = user(image(PNG), "<image_soft_token>")
     refused(PictureError, "257 placeholders; its pictures take 256", lambda: talk.ask([soft]))
     assert said(talk, user(image(PNG), "?"))[1] == said(begun(model), user(image(PNG), "?"))[1]

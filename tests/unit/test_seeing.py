@@ -212,7 +212,7 @@ def test_bad_input_is_refused_by_name(model: genai.Model, tmp_path: Path) -> Non
     refused(PictureError, "256 placeholders of pictures, and no picture was given", lambda: next_ids(alone))
     refused(BindingError, "the inputs are nothing; give input_ids", lambda: see(model, genai.NamedTensors()))
     one["mel"] = np.zeros(3, np.float32)
-    refused(BindingError, "input_ids is needed, pixel_values and token_type_ids", lambda: see(model, one))
+    refused(BindingError, "give input_ids, and optionally pixel_values and token_type_ids", lambda: see(model, one))
 
 
 def test_pictures_that_do_not_fit_the_placeholders_are_refused(model: genai.Model) -> None:

@@ -259,7 +259,7 @@ def test_a_model_of_text_or_of_english_says_so(tmp_path: Path) -> None:
     refused(
         OptionError, "language is 'de', but the model knows only English", lambda: english.run(sound, language="de")
     )
-    refused(OptionError, "task is 'translate', and the model", lambda: english.run(sound, task="translate"))
+    refused(OptionError, "task is 'translate', but the model", lambda: english.run(sound, task="translate"))
     refused(capstan.ConfigError, "suppress_tokens is 'all'", lambda: loaded_transcriber(tmp_path, "all"))
 
 
