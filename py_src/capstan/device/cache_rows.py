@@ -1,4 +1,6 @@
-"""Rows of one sequence: caches whose first positions others of the model may copy, and places of pictures."""
+"""Rows of one sequence: key/value caches, whose first positions other sequences of the model may copy, and places of
+pictures.
+"""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ class PictureEncoder:
 
 
 def grid_features(dtype: str, width: int, data: bytes, grid: Sequence[int]) -> Features:
-    """Patches with so many values each; equal patches in another grid are another picture."""
+    """Patches with this number of values each; equal patches in another grid are another picture."""
     digest = sha256(str([*grid]).encode() + data).hexdigest()
     return Features(dtype, (prod(grid), width), data, digest, tuple(grid))
 

@@ -1,6 +1,6 @@
-"""The rotary tables of a model with long rope; each sequence uses those for its length. Graphs of such a model take the
-tables as inputs (graph/long_rope.py). A device fills them again for a sequence when `RowDecoder.rotate` is called, or
-`SeeingRow.see` for a model with positions of three axes.
+"""The rotary tables of a model with long rope; each sequence uses the tables for its length. Graphs of such a model
+take the tables as inputs (graph/long_rope.py). A device fills them again for a sequence when `RowDecoder.rotate` is called,
+or `SeeingRow.see` for a model with positions of three axes.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class RopeTables:
         return cls(rope, tuple(found[: len(rope.tables)]), tuple(found[len(rope.tables) :]))
 
     def rows(self, long: bool, positions: int, pictures: Sequence[PictureSpan] = ()) -> list[bytes]:
-        """The first `positions` rows of each table, with the long factors or the short ones; after the short rows,
-        which no sequence reads past, are long ones. With positions of three axes they are the rows for the tokens of a
-        sequence with these pictures.
+        """The first `positions` rows of each table, with the long factors or the short ones. Long rows fill the places
+        after the short ones; no sequence reads these. With positions of three axes the rows are those for the tokens of
+        a sequence with these pictures.
         """
         found = []
         cut = 0 if long else min(positions, self.rope.original)

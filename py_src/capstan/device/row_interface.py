@@ -162,8 +162,9 @@ class SeeingRow(Protocol):
 
     def see(self, features: BoundSpan | None, places: Sequence[int], pictures: Sequence[PictureSpan] = ()) -> None:
         """Have later runs place rows of features [rows, hidden]: `places` has the row for each position from the first
-        one on, or -1. `pictures` are those whose features have rows and columns. The caches are void from the first
-        position that changes. Called as `DecoderRow.prefill`."""
+        one on, or -1 for none. `pictures` are those whose features have rows and columns. The caches become invalid
+        from the first changed position on. Called under the conditions of `DecoderRow.prefill`.
+        """
 
 
 class RowDecoder(Protocol):

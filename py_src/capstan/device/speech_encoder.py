@@ -36,7 +36,7 @@ class Features:
     dims: tuple[int, ...]
     data: bytes
     digest: str
-    """Those with equal digests are equal."""
+    """Features with equal digests are equal."""
     grid: tuple[int, ...] = ()
     """Frames, rows and columns of a picture's patches, for models that take pictures of any size."""
 

@@ -57,9 +57,9 @@ KEEPS_TYPE = {
 
 
 def float_islands_in_half(model: ModelProto, fed: Collection[str] = ()) -> ModelProto:
-    """Returns the model with float16 nodes in place of float32 ones whose inputs all come from float16 and whose
-    outputs all return to it; a model without such nodes is returned unchanged. `fed` names inputs that are weights:
-    those that become float16 have another name.
+    """The model with float16 nodes in place of float32 nodes whose inputs all come from float16 and whose outputs all
+    return to it; a model without such nodes is returned unchanged. `fed` names inputs that are weights: those that
+    become float16 get another name.
     """
     if not any(node.op_type == "Cast" and attribute(node, "to", 0) == HALF for node in model.graph.node):
         return model

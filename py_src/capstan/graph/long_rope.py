@@ -68,7 +68,7 @@ class LongRope:
     """The two kinds of rotary factors of a model."""
 
     original: int
-    """The length of the longest sequence that is rotated by the short ones; 0 for one kind of factors."""
+    """The length of the longest sequence that is rotated by the short factors; 0 for one kind of factors."""
     tables: tuple[RopeTable, ...]
     sections: tuple[int, ...] = ()
     """How many elements of a row turn by frames, rows and columns of pictures; empty for positions of one axis."""

@@ -45,7 +45,7 @@ def text_positions(model: ModelProto, position_ids: str) -> ModelProto:
         if node.op_type != MROPE or list(node.input).index(position_ids) != POSITIONS:
             raise UnsupportedModelError(
                 f"node {node.name or node.output[0]} ({node.op_type}) reads {position_ids}, positions of {AXES} axes, "
-                f"which Capstan feeds to {MROPE} alone; export the decoder with onnxruntime-genai's model builder"
+                f"which Capstan feeds only to {MROPE}; export the decoder with onnxruntime-genai's model builder"
             )
     for attention in [node for node in result.graph.node if node.op_type == "GroupQueryAttention"]:
         rotate_inside(result, wiring, attention, position_ids)
@@ -90,7 +90,7 @@ def scaled(node: NodeProto) -> bool:
 
 
 def whole_table(graph: GraphProto, wiring: Wiring, node: NodeProto) -> bool:
-    """Whether the node turns as many elements of each head as its tables have columns for, twice."""
+    """Whether the node rotates twice as many elements of each head as its tables have columns."""
     table = wiring.constants.get(node.input[COS])
     given = next((value for value in graph.input if value.name == node.input[COS]), None)
     dims = [] if given is None else [each.dim_value for each in given.type.tensor_type.shape.dim]

@@ -33,7 +33,7 @@ HEARD_TYPES = ("whisper",)
 """Decoders with an encoder of sound."""
 MOONSHINE = "moonshine"
 HEARD_REPOSITORIES = (*HEARD_TYPES, MOONSHINE)
-"""Those that run from repositories in Transformers.js' layout, by config.json's names."""
+"""Decoders that run from repositories in Transformers.js' layout, by config.json's names."""
 QWEN_TYPES = ("fara", "qwen2_5_vl")
 SEEN_TYPES = (*QWEN_TYPES, "gemma3")
 """Decoders with a vision model and an embedding graph; QWEN_TYPES take pictures of any size, in patches."""

@@ -23,7 +23,7 @@ __all__ = [
 
 BEGIN, PLACEHOLDER, END = "<start_of_image>", "<image_soft_token>", "<end_of_image>"
 PLACES = 256
-"""Placeholders of a picture, as the native package writes them for Gemma 3."""
+"""The placeholders of a picture for Gemma 3, in the native package's form."""
 VISION, PATCHES, VISION_END = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
 IMAGE, AROUND, WHOLE = "<image>", "<fake_token_around_image>", "<global-img>"
 
@@ -40,7 +40,7 @@ GEMMA = Place(f"\n\n{BEGIN}{PLACEHOLDER * PLACES}{END}\n\n", PLACES)
 
 
 def grid_place(grid: Sequence[int], merge: int) -> Place:
-    """The place of a picture of so many frames, rows and columns of patches."""
+    """The place of a picture of some frames, rows and columns of patches."""
     count = prod(grid) // merge**2
     return Place(f"{VISION}{PATCHES * count}{VISION_END}", count)
 

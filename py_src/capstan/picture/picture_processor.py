@@ -151,7 +151,7 @@ def resize(fields: Section) -> Step:
 
     def resized(pixels: Pixels) -> Pixels:
         width, height = fitted(pixels, patch * merge, least, most) if fields.value.get("smart_resize") else size
-        # Pillow begins with the rows where that is less work, the native package with the columns.
+        # Pillow resizes rows first if that is less work; the native package begins with the columns.
         wide = Image.fromarray(pixels).resize((width, len(pixels)), INTERPOLATIONS[name])
         return np.asarray(wide.resize((width, height), INTERPOLATIONS[name]))
 
@@ -159,8 +159,8 @@ def resize(fields: Section) -> Step:
 
 
 def fitted(pixels: Pixels, factor: int, least: int, most: int) -> tuple[int, int]:
-    """The width and the height in multiples of a factor that are nearest to a picture's, with so many pixels at least
-    and at most. Raises PictureError for a picture that is too narrow."""
+    """The width and the height in multiples of a factor that are nearest to a picture's, with `least` to `most` pixels.
+    Raises PictureError for a picture that is too narrow."""
     given = pixels.shape[1], pixels.shape[0]
     found = [max(factor, int(side / factor + 0.5) * factor) for side in given]
     if found[0] * found[1] > most:

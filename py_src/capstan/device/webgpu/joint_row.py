@@ -82,7 +82,7 @@ class JointRow(SampledRow):
         self._buffers.hear(self.number, heard)
 
     def see(self, features: BoundSpan | None, places: Sequence[int], pictures: Sequence[PictureSpan] = ()) -> None:
-        # Rows have one prompt, if there are pictures.
+        # With pictures all rows have the same prompt.
         self._buffers.require_open()
         self._one.see(features, places, pictures)
 
