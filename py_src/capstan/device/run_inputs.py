@@ -276,10 +276,10 @@ class LongRope(RunInput):
 
     pool = "weights"
     pictures: tuple[PictureSpan, ...] = ()
-    """Those of the sequence, by which tables of a model with positions of three axes are mixed."""
+    """The pictures of the sequence; they determine the tables of a model with positions of three axes."""
 
     def see(self, pictures: Sequence[PictureSpan]) -> bool:
-        """Turn positions as a sequence with these pictures has them; returns whether that changes the tables."""
+        """Rotate by the positions of a sequence with these pictures; returns whether that changes the tables."""
         before, self.pictures = self.pictures, tuple(pictures)
         return self.pictures != before
 

@@ -29,22 +29,22 @@ def is_webgpu_available() -> bool:
 
 
 def is_cuda_available() -> bool:
-    """False."""
+    """False: Capstan never runs on CUDA."""
     return False
 
 
 def is_dml_available() -> bool:
-    """False."""
+    """False: Capstan never runs on DirectML."""
     return False
 
 
 def is_openvino_available() -> bool:
-    """False."""
+    """False: Capstan never runs on OpenVINO."""
     return False
 
 
 def is_qnn_available() -> bool:
-    """False."""
+    """False: Capstan never runs on QNN."""
     return False
 
 

@@ -51,7 +51,7 @@ def speech_decoder(model: ModelProto, past: str, input_ids: str, mask: str, posi
 
 
 def keys_biased(model: ModelProto) -> None:
-    """Give keys a bias of zeros where queries and values have one, in place."""
+    """Give keys a bias of zeros if queries and values have one, in place."""
     graph, wiring = model.graph, Wiring(model.graph)
     for node in [node for node in graph.node if node.op_type == "MultiHeadAttention"]:
         query, key, value = (wiring.producer.get(name) for name in node.input[:3])

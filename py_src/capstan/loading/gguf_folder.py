@@ -129,8 +129,9 @@ async def derived(
 
 
 def written(file: GgufFile, name: str, dtype: str, small: Mapping[str, bytes]) -> FoundModel:
-    """The model of a header; `name` is that of its first file, `small` the bytes of tensors that a graph has as
-    constants."""
+    """The model of a header. `name` is the name of its first file; `small` has the bytes of tensors that are constants
+    of the graph.
+    """
     from ..graph.gguf.builder import write_graph  # noqa: PLC0415  (protobuf is for GGUF files only)
 
     config = gguf_config(file, name)
