@@ -102,9 +102,7 @@ def flat_numbers(values: Any) -> list[float]:
         elif isinstance(item, int | float):
             yield float(item)
         else:
-            raise ArgumentTypeError(
-                f"one of the numbers is {clipped(item)}, of type {type(item).__name__}; give numbers"
-            )
+            raise ArgumentTypeError(f"a number is {clipped(item)}, of type {type(item).__name__}; give numbers")
 
     return list(walk(listed(values)))
 
