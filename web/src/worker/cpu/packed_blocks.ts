@@ -13,7 +13,7 @@ export interface BlockCopy {
   copy: CopyBlock;
 }
 
-/** Types whose numbers lie in the file as in a group, after so many float16. */
+/** Types whose numbers lie in the file as in a group, after this number of float16. */
 function asInFile(halves: number, count: number): BlockCopy {
   const copy: CopyBlock = (from, at, to, place, lane) => {
     for (let each = 0; each < halves; each++) copyHalf(from, at + 2 * each, to, place + 16 * each + 2 * lane, 0);
