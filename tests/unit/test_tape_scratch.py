@@ -68,7 +68,7 @@ async def test_a_tape_that_needs_more_has_its_own_and_says_so() -> None:
     scratch, _ = scratch_of(engine)
     await scratch.add(1, "a step")
     await scratch.give(spans(10, 256))
-    with pytest.warns(FallbackWarning, match="a run needs 2 buffers of 272 bytes in all, and 1 of 256 bytes"):
+    with pytest.warns(FallbackWarning, match="a run needs 2 buffers of 272 bytes in all; 1 of 256 bytes"):
         await scratch.add(2, "a run")
     with pytest.warns(FallbackWarning, match="another needs 1 buffers of 512 bytes in all"):
         await scratch.add(3, "another")

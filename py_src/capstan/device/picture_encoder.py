@@ -45,8 +45,8 @@ class PictureEncoder:
         found = inputs.pop(config.pixels, None)
         if found is None or set(inputs) != {config.grid} - {""}:
             shown = ", ".join(f"{spec.name} {list(spec.dims)}" for spec in session.inputs)
-            needed = f"{config.pixels} and {config.grid} are" if config.grid else f"one is needed, {config.pixels}"
-            raise UnsupportedModelError(f"{config.filename} has the inputs {shown}; {needed}")
+            needed = f"{config.pixels} and {config.grid}" if config.grid else f"exactly one, {config.pixels}"
+            raise UnsupportedModelError(f"{config.filename} has the inputs {shown}; it needs {needed}")
         made = next((spec for spec in session.outputs if spec.name == config.features), None)
         target = next(info for info in decoder.others if info.name == FEATURES)
         hidden = target.dims[-1]
