@@ -332,7 +332,9 @@ def test_a_folder_whose_parts_do_not_fit_is_refused(tmp_path: Path) -> None:
     refused(ConfigError, "min_pixels", resize("min_pixels", "many"))
     refused(PictureError, "no multiples of 28", resize("merge_size", 3))
     refused(UnsupportedModelError, "its steps make no patches; add PatchImage", lambda: steps(lambda each: each.pop()))
-    refused(UnsupportedModelError, "it needs pixel_values and grid", lambda: vision("inputs", {"image_grid_thw": "grid"}))
+    refused(
+        UnsupportedModelError, "it needs pixel_values and grid", lambda: vision("inputs", {"image_grid_thw": "grid"})
+    )
     made = vision("spatial_merge_size", 1)
     given = inputs(genai, genai.Model(str(FOLDER)), GRADIENT)
     message = "vision.onnx makes 15 rows of features from a grid of [1, 6, 10] patches"

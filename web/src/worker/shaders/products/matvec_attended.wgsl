@@ -4,8 +4,8 @@
 // SHUFFLED: MAX_SPLITS divides LANES. Other constants: HEADS, HEAD (a multiple of 8), WINDOW, ALONE and MAX_SPLITS as attention.wgsl's; POSITIONS, its BLOCK.
 
 #reads partials?: array<vec4<f32>>
-#reads state: array<u32>
-#writes attended: array<Octet>
+#reads state?: array<u32>
+#writes attended?: array<Octet>
 
 const QUADS = HEAD / 4u;
 const VALUES = HEADS * MAX_SPLITS;
