@@ -385,7 +385,7 @@ def test_products_that_ask_for_floats_stay_with_onnxruntime() -> None:
     """That is no step down, nor is what a load asks for; a graph with something unknown is one."""
     exact, known, unknown = graph_of("nano-llama", level=1), graph_of("nano-llama"), graph_of("nano-gemma2")
     config, before = config_of("nano-llama"), fallbacks()
-    assert program_of(exact, config, 1, count=True) == "its products require activations in floats"
+    assert program_of(exact, config, 1, count=True) == "its matrix products require activations in float32"
     assert program_of(known, config, 1, "off", count=True) == "capture is 'off'"
     assert isinstance(program_of(known, config, 1, count=True), CpuProgram)
     assert fallbacks() == before

@@ -130,7 +130,7 @@ def described(*dims: int, kind: int = 0, offset: int = 0, count: int = 1) -> byt
         (pair(13, b""), ModelFileError, "metadata key has a value of type 13; the types are 0 to 12"),
         (pair(9, struct.pack("<IQ", 13, 1)), ModelFileError, "value of type 13"),
         (pair(9, struct.pack("<IQ", 4, 1 << 62)), ModelFileError, "array of 4611686018427387904 elements"),
-        (pair(9, struct.pack("<IQ", 8, 9)), ModelFileError, "array of 9 elements; .* and 64 bytes are left"),
+        (pair(9, struct.pack("<IQ", 8, 9)), ModelFileError, "array of 9 elements; .* and the file has 64 bytes left"),
         (pair(9, struct.pack("<IQ", 8, 1) + number(4 << 30)), ModelFileError, "a string of 4294967296 bytes"),
         (pair(9, struct.pack("<IQ", 8, 1) + number(1) + b"\xff"), ModelFileError, "not UTF-8 at byte 59"),
         (pair(9, struct.pack("<IQ", 9, 1) * 9), ModelFileError, "nested more than 4 levels deep"),

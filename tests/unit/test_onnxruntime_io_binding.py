@@ -127,12 +127,12 @@ BAD_MEMORY: dict[str, tuple[Callable[[HeapDevice], Any], type[Exception], str]] 
     "too small": (
         lambda device: device.allocate(20, label="small"),
         BufferMismatchError,
-        "gives 20 bytes, expected 24",
+        "has 20 bytes, but float32 .* needs 24",
     ),
     "span too small": (
         lambda device: device.allocate(64, label="small").span(0, 8),
         BufferMismatchError,
-        "buffer 'small' gives 8 bytes, expected 24 for float32",
+        "buffer 'small' has 8 bytes, but float32 .* needs 24",
     ),
     "misaligned": (
         lambda device: device.allocate(64, label="odd").span(2, 24),

@@ -144,8 +144,8 @@ class PictureEncoder:
             or any(size % merge for size in grid[1:])
         ):
             raise PictureError(
-                f"a picture has {picture.dims[0]} patches, and its grid is {[*grid]}, which must be one frame of rows "
-                f"and columns in multiples of {merge}: make both by the model's processor"
+                f"a picture has {picture.dims[0]} patches, but its grid is {[*grid]}: it must have one frame with rows "
+                f"and columns in multiples of {merge}; use the patches and the grid of the model's processor"
             )
         return grid
 

@@ -54,7 +54,7 @@ def check_span(kind: str, name: str, span: DeviceSpan, dtype: str, dims: Sequenc
     needed = byte_count(dtype, dims)
     if span.length < needed:
         raise BufferMismatchError(
-            f"{where} gives {span.length} bytes, expected {needed} for {dtype} {list(dims)}; bind a larger one"
+            f"{where} has {span.length} bytes, but {dtype} {list(dims)} needs {needed}; bind a larger buffer"
         )
     size = ELEMENT_TYPES[dtype].size
     if span.offset % size:

@@ -220,7 +220,9 @@ def form_of(source: WideWeight | UnpackedWeight, entry: WeightEntry) -> int:
     k = entry.dims[-1]
     if isinstance(source, WideWeight):
         if source.level != INT8_ACTIVATIONS:
-            raise UnknownGraphError(f"its products require activations in floats (accuracy_level {source.level})")
+            raise UnknownGraphError(
+                f"its matrix products require activations in float32 (accuracy_level {source.level})"
+            )
         if k % BLOCK or (source.block % BLOCK and source.block != BLOCK // 2):
             raise UnknownGraphError(f"a weight has {k} columns in blocks of {source.block}")
         centred = source.halves and source.zeros is None

@@ -221,8 +221,10 @@ class Parser:
         kind, count = self._number("I"), self._number("Q")
         least = LEAST_BYTES.get(kind, 1) * count
         if count > MOST_ELEMENTS or least > self._size - self._at:
-            left = f"{self._size - self._at} bytes are left"
-            raise self._error(f"is an array of {count} elements; at most {MOST_ELEMENTS} are read, and {left}")
+            left = self._size - self._at
+            raise self._error(
+                f"is an array of {count} elements; the limit is {MOST_ELEMENTS}, and the file has {left} bytes left"
+            )
         if kind in NUMBERS:
             return struct.unpack_from(f"<{count}{NUMBERS[kind]}", self._data, self._take(least))
         if kind == BOOL:
