@@ -62,7 +62,7 @@ def program_of(
     if capture == "off":
         return "capture is 'off'"
     if not any(isinstance(each, UnpackedWeight) or each.level == INT8_ACTIVATIONS for each in found.made):
-        return "its products require activations in floats"
+        return "its matrix products require activations in float32"
     try:
         return planned(found, threads, found.about.context_within(config.context_length))
     except UnknownGraphError as error:
