@@ -1,4 +1,4 @@
-"""LoRA adapters: loaded once for a model, chosen by each generator."""
+"""Loads LoRA adapters once for a model; each generator chooses from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text embeddings: an encoder and its tokenizer, in the layouts of Transformers.js and sentence-transformers."""
+"""Computes text embeddings with encoders in the layouts of Transformers.js and sentence-transformers."""
 
 from __future__ import annotations
 

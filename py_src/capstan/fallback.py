@@ -1,4 +1,4 @@
-"""Steps down: a slower way is used because a capability is missing. Each is counted, and the first one warns."""
+"""Counts steps down: a slower way is used because a capability is missing. The first one warns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model folder, loaded onto a device."""
+"""Loads a model folder onto a device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Outputs of a notebook: the progress of a load, an answer as it is generated, and a plot of its tokens' times.
+"""Shows in a notebook: the progress of a load, an answer while it is generated, its tokens' times.
 
     model = await capstan.Model.load(url, progress=capstan.notebook.LoadProgress())
     answer = await capstan.notebook.stream(generator, tokenizer)

@@ -1,7 +1,7 @@
-"""Text to token ids and back, chat templates and incremental decoding, as in onnxruntime-genai.
+"""Converts text to token ids and back, renders chat templates, and decodes ids one at a time.
 
 A backend from the host does the work: in the page @huggingface/tokenizers (_js/page_tokens.py), on CPython the
-`tokenizers` package (local/rust_tokenizer.py). Jinja2 renders chat templates on both. Like onnxruntime-genai's
+`tokenizers` package (local/rust_tokenizer.py). Jinja2 renders chat templates on both. As in onnxruntime-genai's
 Tokenizer, `encode` adds no special tokens (a bos in the text, or from a chat template, becomes its id) and `decode`
 leaves special tokens out; `update_options` changes both. `encode_prompt` begins a text as its model expects.
 """

@@ -1,1 +1,1 @@
-"""The only code that imports `js` or `pyodide`: JavaScript's functions for Python, with typed errors."""
+"""Calls JavaScript's functions for Python, with typed errors. No other code imports `js` or `pyodide`."""

@@ -1,4 +1,4 @@
-"""Arguments and results of calls into the JavaScript engine: JSON, and arrays of bytes and numbers."""
+"""Converts the arguments and the results of calls into the JavaScript engine: JSON, and arrays of bytes and numbers."""
 
 from __future__ import annotations
 
@@ -26,13 +26,15 @@ to_json = json.JSONEncoder(default=_plain).encode
 
 
 def numbers(found: Any) -> array[float]:
-    """The numbers of a Float64Array."""
+    """Copy the numbers of a Float64Array into a Python array."""
     with typed_errors():
         return array("d", found.to_bytes())
 
 
 async def arriving(promise: Any) -> Sequence[float]:
-    """A promise of a burst's numbers, already under way; the time of their arrival becomes the fifth number."""
+    """Await the numbers of a burst, which is already under way. The time of their arrival is inserted as the fifth
+    number.
+    """
     with typed_errors():
         found = await promise
         entered = capstan_host.now()

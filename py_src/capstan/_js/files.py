@@ -1,4 +1,4 @@
-"""The surroundings of a script: files of the page's server, and its standard input."""
+"""Gives scripts the files of the page's server and a standard input."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def absolute(path: str) -> str:
 
 
 def mount(files: Mapping[str, str]) -> None:
-    """Make files of the server appear at these paths, URLs by path; a file is read when it is opened."""
+    """Make files of the server appear in Python's file system. `files` maps each path to a URL; a file is read when it
+    is opened.
+    """
     for path, url in files.items():
         place = absolute(path)
         if mounted.get(place) == url:
@@ -37,7 +39,7 @@ def mount(files: Mapping[str, str]) -> None:
 
 
 async def model_folder(path: str) -> str | None:
-    """The address of a model folder in Python's file system; None if there is none at this path."""
+    """The address of the model folder at a path of Python's file system; None if the path has no model folder."""
     folder = absolute(path)
     for name in MODEL_FILES:
         url = mounted.get(posixpath.join(folder, name))
@@ -51,7 +53,7 @@ async def model_folder(path: str) -> str | None:
 
 
 async def adopt_files(folder: str, names: Sequence[str]) -> str:
-    """The address of these files of a folder in Python's file system."""
+    """Register these files of a folder in Python's file system with the page, and return the address of the folder."""
     place = absolute(folder)
     for name in names[:1]:
         url, ending = mounted.get(posixpath.join(place, name)), address_of("", name)
@@ -62,12 +64,14 @@ async def adopt_files(folder: str, names: Sequence[str]) -> str:
 
 
 def files_of(folder: Path, names: Sequence[str]) -> dict[str, bytes]:
-    """The existing files of a folder among these names."""
+    """The contents of those of these files that exist in the folder, by name."""
     return {name: (folder / name).read_bytes() for name in names if (folder / name).is_file()}
 
 
 def stored_files(folder: Path) -> dict[str, bytes]:
-    """The files below a folder of Python's file system, by their paths in it; none unless it holds a model."""
+    """The contents of all files below a folder of Python's file system, by their paths in the folder. The result is
+    empty unless the folder holds a model.
+    """
     if not any((folder / name).is_file() for name in MODEL_FILES):
         return {}
     found = [file for file in sorted(folder.rglob("*")) if file.is_file()]
@@ -87,7 +91,7 @@ class Input(io.TextIOBase):
         return host_calls.wait(host_calls.read_line())
 
     def read(self, size: int | None = -1, /) -> str:
-        """All lines."""
+        """Read all remaining lines."""
         return "".join(self)
 
     def __next__(self) -> str:  # type: ignore[override]

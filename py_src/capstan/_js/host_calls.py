@@ -1,4 +1,4 @@
-"""The page's host object (web/src/worker/host.ts): files, tokenizers, engines, events, waiting."""
+"""Calls the page's host object (web/src/worker/host.ts) for files, tokenizers, engines, events and waiting."""
 
 from __future__ import annotations
 
@@ -68,17 +68,17 @@ def emit(event: dict[str, Any]) -> None:
 
 
 def now() -> float:
-    """performance.now() of the worker, in milliseconds: the clock of all time stamps."""
+    """The worker's performance.now() in milliseconds. All time stamps use this clock."""
     return float(capstan_host.now())
 
 
 def begin_trace() -> None:
-    """Have the worker record spans for a trace."""
+    """Let the worker record spans for a trace."""
     capstan_host.beginTrace()
 
 
 async def end_trace() -> HostSpans:
-    """The worker's spans (web/src/worker/trace.ts)."""
+    """End the recording, and return the worker's spans (web/src/worker/trace.ts)."""
     found: dict[str, Any] = json.loads(await capstan_host.endTrace())
     about: dict[str, Any] = {"pyodide": pyodide.__version__}
     engine = gpu()
@@ -107,8 +107,8 @@ def configure(ort_url: str | None) -> None:
 
 
 def be_interrupted_once() -> None:
-    """Have the page's next signal raise KeyboardInterrupt, and later ones do nothing: the page repeats the signal until
-    the request has ended, and a late one would end the answer.
+    """Let the page's next signal raise KeyboardInterrupt, and ignore later signals. The page repeats the signal until
+    the request has ended, and a late signal would end the answer.
     """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -119,7 +119,7 @@ def be_interrupted_once() -> None:
 
 
 def be_interrupted_no_more() -> None:
-    """Have the page's signals do nothing until the next request: a late signal would end the answer."""
+    """Ignore the page's signals until the next request: a late signal would end the answer."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
@@ -129,19 +129,19 @@ def mount_file(folder: str, name: str, url: str) -> None:
 
 
 async def adopt_files(names: Sequence[str], contents: Sequence[bytes]) -> str:
-    """A name, as a URL that ends in a slash, for files by their paths in a folder."""
+    """Register files, by their paths in a folder. Returns the folder's name, as a URL that ends in a slash."""
     with typed_errors():
         return str(await capstan_host.adoptFiles(json.dumps(list(names)), *contents))
 
 
 async def read_line() -> str:
-    """The next line of the script's input, with its line break; empty at the end."""
+    """Read the next line of the script's input, with its line break. The result is empty at the end."""
     line = await capstan_host.readLine()
     return line if isinstance(line, str) else ""
 
 
 def read_now(url: str) -> bytes:
-    """A whole file of the page's origin; the worker is blocked meanwhile. Raises ModelFileError if it cannot be
+    """Read a whole file of the page's origin, and block the worker meanwhile. Raises ModelFileError if it cannot be
     read.
     """
     with typed_errors():
@@ -154,7 +154,7 @@ def unreached(reason: str) -> None:
 
 
 async def fetch_bytes(url: str, most: int, progress: Callable[[int, int], None] | None = None) -> bytes:
-    """A whole file of at most that number of bytes. Raises ModelFileError if it cannot be read."""
+    """Fetch a whole file of at most `most` bytes. Raises ModelFileError if it cannot be read."""
 
     async def fetched() -> bytes:
         with storage_errors():
@@ -164,7 +164,7 @@ async def fetch_bytes(url: str, most: int, progress: Callable[[int, int], None] 
 
 
 async def fetch_optional(url: str, most: int) -> bytes | None:
-    """A whole file of at most that number of bytes; None if the server has none."""
+    """Fetch a whole file of at most `most` bytes. Returns None if the server has no such file."""
 
     async def fetched() -> bytes | None:
         with storage_errors():
@@ -185,8 +185,8 @@ async def file_exists(url: str) -> bool:
 
 
 async def adapter(*, required: bool = False) -> dict[str, Any] | None:
-    """The WebGPU adapter's description. Without an adapter: None, or the error of web/src/wire/adapter.ts if one is
-    required.
+    """The description of the WebGPU adapter. Without an adapter the result is None, or the error of
+    web/src/wire/adapter.ts if the caller requires an adapter.
     """
     with typed_errors():
         text = await capstan_host.adapter(required)
@@ -195,16 +195,16 @@ async def adapter(*, required: bool = False) -> dict[str, Any] | None:
 
 
 def cpu() -> dict[str, Any]:
-    """The CPU execution provider's number of `threads` (1 without `shared` memory), whether there is `shared` memory,
-    and the options of its sessions.
+    """The facts about the CPU execution provider: its number of `threads` (1 without `shared` memory), whether there is
+    `shared` memory, and the options of its sessions.
     """
     found: dict[str, Any] = json.loads(capstan_host.cpu())
     return found
 
 
 def wide_bytes() -> int:
-    """Bytes of float32 weights that are made on the CPU in place of packed ones: an eighth of the memory that the
-    browser reports, which is at most 8 GiB; without a report, an eighth of 8 GiB.
+    """The most bytes of float32 weights that Capstan makes on the CPU in place of packed weights. It is an eighth of
+    the memory that the browser reports (at most 8 GiB), or an eighth of 8 GiB without a report.
     """
     reported = getattr(js.navigator, "deviceMemory", None)
     return int(min(float(reported or MOST_REPORTED), MOST_REPORTED) * (1 << 30) / 8)
@@ -215,10 +215,10 @@ _gpu: asyncio.Future[JsGpuEngine] | None = None
 
 
 async def open_gpu() -> JsGpuEngine:
-    """The page's WebGPU device, with onnxruntime-web loaded; its caller must `close` it.
+    """Open the page's WebGPU device, with onnxruntime-web loaded; the caller must `close` it.
 
-    All models and buffers are on this one, so that they can share weights. A device that failed or was released is
-    replaced by a new one.
+    All models and buffers use this device, so they can share weights. A device that failed or was released is replaced
+    by a new device.
     """
     global _gpu
     if _gpu is None or (_gpu.done() and (_gpu.cancelled() or _gpu.exception() or not _gpu.result().healthy())):
@@ -232,15 +232,16 @@ async def _open_gpu() -> JsGpuEngine:
 
 
 def gpu() -> JsGpuEngine | None:
-    """The page's GPU engine if one is open."""
+    """The page's GPU engine; None if no engine is open."""
     if _gpu is None or not _gpu.done() or _gpu.cancelled() or _gpu.exception():
         return None
     return _gpu.result()
 
 
 async def open_wasm(model: bytes, external: Mapping[str, Any], wide: Sequence[WideWeight | UnpackedWeight]) -> Any:
-    """onnxruntime-web's CPU execution provider with one session (web/src/worker/wasm.ts); `external` are JavaScript
-    Memories (web/src/worker/storage/memory.ts) by the names of their files, `wide` the weights to make from these.
+    """Open onnxruntime-web's CPU execution provider with one session (web/src/worker/wasm.ts). `external` maps the
+    names of data files to JavaScript Memories (web/src/worker/storage/memory.ts); `wide` lists the weights to make from
+    these files.
     """
 
     with typed_errors():
@@ -249,7 +250,7 @@ async def open_wasm(model: bytes, external: Mapping[str, Any], wide: Sequence[Wi
 
 
 async def open_program(program: CpuProgram, threads: int) -> Any:
-    """A program for the CPU (web/src/worker/cpu/cpu_engine.ts); its weights are loaded later."""
+    """Open a program for the CPU (web/src/worker/cpu/cpu_engine.ts). Its weights are loaded later."""
     with typed_errors():
         return await capstan_host.openProgram(json.dumps(program.as_json()), threads)
 

@@ -34,14 +34,14 @@ full: str | None = None
 
 
 class TypedErrors:
-    """Raises an EngineError of web/src/wire/errors.ts as the exception that its code names, and other errors as
-    DeviceError. Every error after the end of the GPU process is a DeviceLostError.
+    """Converts errors of JavaScript calls. An EngineError of web/src/wire/errors.ts becomes the exception that its code
+    names; any other error becomes a DeviceError. After the end of the GPU process every error is a DeviceLostError.
 
     A failed copy into Python is an OutOfMemoryError, and ends the use of this interpreter (`spent`): every later call
     raises the same error, since JavaScript may have written outside of the memory that Python failed to allocate.
 
-    This is no generator with `contextmanager`, which would tie exception and frames into a cycle, so that the tensors
-    of a failed call would stay until the next collection.
+    This class is not a generator with `contextmanager`, because that would tie the exception and the frames into a
+    cycle. The tensors of a failed call would then stay in memory until the next garbage collection.
     """
 
     def __enter__(self) -> None:
@@ -64,7 +64,9 @@ def typed_errors() -> TypedErrors:
 
 
 def is_full(error: JsException) -> bool:
-    """Whether a JavaScript error comes from a full heap, or is Python's own MemoryError that crossed JavaScript."""
+    """Whether a JavaScript error was caused by a full heap, or is Python's own MemoryError that passed through
+    JavaScript.
+    """
     message = str(error.message)
     return (error.name == "RangeError" and FULL.search(message) is not None) or message.endswith("MemoryError\n")
 
@@ -107,7 +109,7 @@ def typed(error: JsException) -> Exception:
 
 @contextmanager
 def storage_errors() -> Iterator[None]:
-    """`typed_errors`, plus the error of a download that may be tried again."""
+    """Convert errors like `typed_errors`, and also the error of a broken download that may be tried again."""
     try:
         with typed_errors():
             yield
@@ -125,8 +127,8 @@ def _seconds(error: Any) -> float | None:
 
 
 async def or_undone(making: Coroutine[Any, Any, T], undo: Callable[[T], object]) -> T:
-    """Await an object that JavaScript makes, which cannot be cancelled there. If the caller is cancelled, the object is
-    undone once it is made.
+    """Await an object that JavaScript makes. JavaScript cannot cancel this work: if the caller is cancelled, the
+    finished object is undone.
     """
 
     def undone(made: asyncio.Future[T]) -> None:

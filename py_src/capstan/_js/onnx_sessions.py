@@ -1,4 +1,4 @@
-"""Sessions of any model (web/src/worker/onnx_sessions.ts) for capstan.device.ort_session."""
+"""Makes and runs sessions of any ONNX model (web/src/worker/onnx_sessions.ts) for capstan.device.ort_session."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["JsModelSession", "in_memory", "open_gpu_session", "wasm_opener"]
 
 
 class JsModelSession:
-    """See capstan.device.ort_session.ModelSession."""
+    """Implements capstan.device.ort_session.ModelSession by calls to JavaScript."""
 
     def __init__(self, session: Any) -> None:
         self.js = session
@@ -49,7 +49,7 @@ class JsModelSession:
 async def open_gpu_session(
     engine: Any, model: bytes, weights: Sequence[BoundTensor], capture: bool, owner: str
 ) -> JsModelSession:
-    """A session on the device of a JavaScript engine; `weights` are bound to inputs that callers do not see."""
+    """Open a session on the device of a JavaScript engine. `weights` are bound to inputs that callers do not see."""
     with typed_errors():
         return JsModelSession(await engine.openSession(model, capture, owner, to_json(weights)))
 
@@ -57,7 +57,7 @@ async def open_gpu_session(
 async def wasm_opener(
     model: bytes, external: ExternalData | None, owner: str
 ) -> Callable[[], Awaitable[JsModelSession]]:
-    """A function that makes sessions on the CPU; the data files are read now."""
+    """Read the data files now, and return a function that makes sessions on the CPU."""
     files = await in_memory(external, lambda *_: None) if external else {}
 
     async def made() -> JsModelSession:
@@ -70,7 +70,7 @@ async def wasm_opener(
 
 
 async def in_memory(external: ExternalData, progress: Progress) -> dict[str, Any]:
-    """The data files as JavaScript Memories (web/src/worker/storage/memory.ts), by location."""
+    """Load the data files into JavaScript Memories (web/src/worker/storage/memory.ts), by location."""
     found: dict[str, Any] = {}
     for location, end in external.ends.items():
         data = memory(end)

@@ -1,4 +1,6 @@
-"""The page's host object (web/src/worker/host.ts): the host that the worker registered, or the host in the wheel."""
+"""Finds the page's host object (web/src/worker/host.ts): the host that the worker registered, or else the host in the
+wheel.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ OLDEST = (0, 28)
 
 
 def find_host() -> Any:
-    """The module `_capstan_host`; registers the wheel's module if none is registered. Raises VersionError,
+    """Find the module `_capstan_host`, and register the wheel's module if no module is registered. Raises VersionError,
     DeviceUnavailableError.
     """
     if HOST not in sys.modules and importlib.util.find_spec(HOST) is None:

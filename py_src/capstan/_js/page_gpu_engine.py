@@ -1,4 +1,4 @@
-"""GpuEngine over the JavaScript engine."""
+"""Implements the protocol GpuEngine by calls to the JavaScript engine."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ engines = count(1)
 
 
 class JsGpuEngine(EngineCalls):
-    """capstan.device.webgpu.gpu_engine.GpuEngine: its calls, and the methods that take more than one call.
+    """Implements capstan.device.webgpu.gpu_engine.GpuEngine: the single calls, and the methods that need several
+    calls.
 
-    The page's models and buffers share one; each user calls `retain` and, at its end, `close`.
+    All models and buffers of the page share one engine. Each user calls `retain` at its start and `close` at its end.
     """
 
     def __init__(self, engine: Any) -> None:
@@ -38,12 +39,12 @@ class JsGpuEngine(EngineCalls):
         return [LedgerEntry(device=f"webgpu {self.number}", **entry) for entry in self.ledger()]
 
     def retain(self) -> JsGpuEngine:
-        """Count one user more; the device is destroyed when the last user closes it."""
+        """Add one user. The device is destroyed when the last user closes it."""
         self._users += 1
         return self
 
     def close(self) -> None:
-        """Count one user less."""
+        """Remove one user."""
         self._users -= 1
         if self._users == 0:
             self._stop_account()

@@ -1,5 +1,5 @@
-"""The host of a page, a capstan.device.device_host.DeviceHost: files over fetch, the WebGPU and CPU engines, waiting by
-JavaScript Promise Integration.
+"""Implements capstan.device.device_host.DeviceHost for a page: it fetches files, opens the WebGPU and CPU engines, and
+waits by JavaScript Promise Integration.
 
 A model folder is a URL of the page's origin that ends in a slash, or a path in Python's file system.
 """
@@ -283,7 +283,7 @@ async def open_on_cpu(
 
 
 async def with_weights(program: CpuProgram, threads: int, external: ExternalData, progress: Progress) -> JsWasmSession:
-    """A program with its weights, which are packed as they arrive."""
+    """Load the weights of a program, which packs them as they arrive, and return the program."""
     with phase("session"):
         session = JsWasmSession(await host_calls.open_program(program, threads))
     if session.threads < threads:
@@ -371,19 +371,21 @@ async def weight_file(folder: str, location: str, store: WeightStore | None) -> 
 
 
 def wasm_device() -> WasmDevice:
-    """The page's CPU."""
+    """Open the page's CPU device."""
     return WasmDevice(wasm_opener, **host_calls.cpu())
 
 
 def begin(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """Start a task; its error is not reported if it is not awaited any more."""
+    """Start a task. If nothing awaits the task any more, its error is not reported."""
     task = asyncio.ensure_future(work)
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
     return task
 
 
 async def binding_limits() -> tuple[int, int]:
-    """The number of storage buffers that a kernel may bind on the page's adapter, and the bytes of the largest one."""
+    """The number of storage buffers that a kernel may bind on the page's adapter, and the bytes of the largest
+    binding.
+    """
     found = await host_calls.adapter()
     if found is None:
         return WorkgroupLimits.buffers, 0
@@ -391,7 +393,8 @@ async def binding_limits() -> tuple[int, int]:
 
 
 async def choose_device(device: str) -> tuple[str, str | None]:
-    """Chooses 'webgpu' or 'wasm' for the requested device; returns the reason if wasm was not requested.
+    """Choose 'webgpu' or 'wasm' for the requested device. If 'wasm' was chosen without a request for it, the reason is
+    also returned.
 
     'auto' takes WebGPU if there is a hardware adapter. Raises OptionError, DeviceUnavailableError, DeviceLostError.
     """
@@ -408,9 +411,9 @@ async def choose_device(device: str) -> tuple[str, str | None]:
 
 
 async def on_device(asked: str, chosen: str, reason: str | None, work: Callable[[str, str | None], Awaitable[T]]) -> T:
-    """The result of `work(device, reason)` on the chosen device. If 'auto' was requested and onnxruntime-web cannot
-    compute a node of the graph there, the work runs on the other device, if this page has it; a warning reports the
-    step down.
+    """Run `work(device, reason)` on the chosen device, and return its result. If 'auto' was requested and
+    onnxruntime-web cannot compute a node of the graph on that device, the work runs on the page's other device, if it
+    has one. A warning reports this step down.
     """
     try:
         return await work(chosen, reason)

@@ -1,4 +1,6 @@
-"""Weights' sources, their loading and storage (web/src/worker/storage), by capstan.host.storage_interface."""
+"""Implements the interfaces of capstan.host.storage_interface in a page, by calls to web/src/worker/storage: sources of
+weights, loading and storage.
+"""
 
 from __future__ import annotations
 
@@ -35,14 +37,16 @@ __all__ = [
 
 
 async def adopt(folder: Any) -> str:
-    """A name, as a URL that ends in a slash, for a FileSystemDirectoryHandle, a File or an array of them."""
+    """Register a FileSystemDirectoryHandle, a File or an array of these with the page. Returns a name as a URL that
+    ends in a slash.
+    """
     with storage_errors():
         return str(await capstan_host.storage.adopt(folder))
 
 
 async def open_repository(repository: HubRepository, keep: bool) -> str:
-    """The address of a repository's files at one commit: with `keep` the commit of the last load, if there was one,
-    else the present commit of its revision.
+    """Find the address of a repository's files at one commit. With `keep` this is the commit of the last load, if there
+    was a last load; otherwise it is the present commit of the revision.
     """
     asked = (repository.name, repository.hub, repository.revision, keep, repository.token or None)
 
@@ -54,9 +58,7 @@ async def open_repository(repository: HubRepository, keep: bool) -> str:
 
 
 async def keep_repository(folder: str) -> None:
-    """Let the next load of a repository use this commit, without a request to the hub; does nothing for other
-    folders.
-    """
+    """Let the next load of a repository use this commit without a request to the hub. Other folders are unaffected."""
     await capstan_host.storage.keepRepository(folder)
 
 
@@ -72,15 +74,15 @@ def keep_folder(folder: str) -> None:
 
 
 async def forget(addresses: Sequence[str] | None) -> int:
-    """Forget the kept files of repositories and folders; see capstan.host.Host.forget."""
+    """Remove the kept files of repositories and folders; see capstan.host.Host.forget."""
     which = None if addresses is None else json.dumps(addresses)
     await capstan_host.storage.forgetFolders(which)
     return int(await capstan_host.storage.forgetRepositories(which))
 
 
 async def listing(folder: str) -> dict[str, int | None] | None:
-    """The sizes of the files of a picked folder or a hub's repository by name (None if unknown); None if they cannot be
-    listed.
+    """The sizes of the files of a picked folder or a hub's repository, by name; an unknown size is None. The result is
+    None if the files cannot be listed.
     """
     with storage_errors():
         text = await capstan_host.storage.listing(folder)
@@ -91,13 +93,13 @@ async def listing(folder: str) -> dict[str, int | None] | None:
 
 
 def absolute(url: str) -> str:
-    """The address in the form that all pages of the origin share."""
+    """Convert an address to the form that all pages of the origin share."""
     return str(capstan_host.storage.absolute(url))
 
 
 async def backing(folder: str) -> JsBacking | None:
-    """This browser's file storage for one folder; None if it has none. A private file system that the browser has but
-    refuses is a step down.
+    """Open this browser's file storage for one folder. Returns None without storage. If the browser has a private file
+    system but denies access to it, that is a step down.
     """
     refusals: list[str] = []
     with storage_errors():
@@ -109,7 +111,7 @@ async def backing(folder: str) -> JsBacking | None:
 
 
 async def open_source(url: str, keep: bool) -> JsSource:
-    """A URL or a file of a picked folder; requests its identity from the server."""
+    """Open a URL, or a file of a picked folder, as a source of weights. The server is asked for the file's identity."""
 
     async def opened() -> JsSource:
         with storage_errors():
@@ -119,17 +121,19 @@ async def open_source(url: str, keep: bool) -> JsSource:
 
 
 def assumed_source(identity: SourceIdentity, keep: bool) -> JsSource:
-    """A source whose server is unreachable; it is assumed to be unchanged."""
+    """Open a source whose server is unreachable. The file is assumed to be unchanged."""
     return JsSource(capstan_host.storage.assumedSource(json.dumps(identity.as_json()), keep))
 
 
 def memory(size: int, start: int = 0) -> JsMemory:
-    """Bytes of a file in memory, outside of Python's heap."""
+    """Reserve memory for bytes of a file, outside of Python's heap."""
     return JsMemory(capstan_host.storage.memory(size, start))
 
 
 class JsSink:
-    """capstan.host.storage_interface.Sink over a WeightUpload (web/src/worker/gpu/weights.ts) or a Memory."""
+    """Implements capstan.host.storage_interface.Sink by calls to a WeightUpload (web/src/worker/gpu/weights.ts) or a
+    Memory.
+    """
 
     def __init__(self, sink: Any) -> None:
         self.js = sink
@@ -143,7 +147,7 @@ class JsSink:
 
 
 class JsMemory(JsSink):
-    """capstan.host.storage_interface.MemorySink over web/src/worker/storage/memory.ts."""
+    """Implements capstan.host.storage_interface.MemorySink by calls to web/src/worker/storage/memory.ts."""
 
     def to_bytes(self) -> bytes:
         with typed_errors():
@@ -151,7 +155,7 @@ class JsMemory(JsSink):
 
 
 class JsSource:
-    """capstan.host.storage_interface.Source over web/src/worker/storage/source.ts."""
+    """Implements capstan.host.storage_interface.Source by calls to web/src/worker/storage/source.ts."""
 
     def __init__(self, source: Any) -> None:
         self._js = source
@@ -182,7 +186,7 @@ class JsSource:
 
 
 class JsDataFile:
-    """capstan.host.storage_interface.DataFile over web/src/worker/storage/backing.ts."""
+    """Implements capstan.host.storage_interface.DataFile by calls to web/src/worker/storage/backing.ts."""
 
     def __init__(self, file: Any, backing: Any) -> None:
         self.js = file
@@ -199,7 +203,7 @@ class JsDataFile:
 
 
 class JsBacking:
-    """capstan.host.storage_interface.Backing over web/src/worker/storage/backing.ts."""
+    """Implements capstan.host.storage_interface.Backing by calls to web/src/worker/storage/backing.ts."""
 
     def __init__(self, backing: Any) -> None:
         self._js = backing

@@ -1,4 +1,4 @@
-"""The page's tokenizer and masks (web/src/worker/tokenizer_json.ts, token_walks.ts)."""
+"""Gives Python the page's tokenizer and token masks (web/src/worker/tokenizer_json.ts, token_walks.ts)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ __all__ = ["PageBackend", "PageTokenWalks"]
 
 
 class PageBackend:
-    """The object that web/src/worker/tokenizer_json.ts makes; ids cross as a typed array one way and as JSON the
-    other."""
+    """Calls the object that web/src/worker/tokenizer_json.ts makes. Ids go to Python as a typed array, and to
+    JavaScript as JSON.
+    """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -25,7 +26,7 @@ class PageBackend:
 
 
 class PageTokenWalks:
-    """See capstan.guidance.TokenWalks."""
+    """Implements capstan.guidance.TokenWalks in a page."""
 
     def __init__(self, walks: Any) -> None:
         self._js = walks
@@ -35,7 +36,7 @@ class PageTokenWalks:
 
 
 class PageTokenWalk:
-    """See capstan.guidance.TokenWalk."""
+    """Implements capstan.guidance.TokenWalk in a page."""
 
     def __init__(self, walks: Any, classes: bytes, step: Callable[[int, int], int]) -> None:
         # Tests drive PageBackend on CPython, over Node.

@@ -1,4 +1,4 @@
-"""Starts an interpreter in a page: a memory snapshot contains most of it, and some modules are loaded later."""
+"""Starts an interpreter in a page. A memory snapshot contains most of it, and some modules are loaded later."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ __all__ = ["Vendored", "before_snapshot", "begin"]
 
 
 def before_snapshot() -> None:
-    """Do the work of every page's first calls once, before the snapshot is taken."""
+    """Run the work of a page's first calls once, before the snapshot is taken."""
     read_annotations()
 
 
 def begin(refused: str | None, vendored: str) -> None:
     """Make this interpreter independent of its snapshot. `refused` is the reason why it did not start from the expected
-    snapshot; `vendored` are the wheels that are installed at their first import: URLs by module, as JSON.
+    snapshot. `vendored` is JSON: it maps modules to the URLs of wheels, which are installed when the module is first
+    imported.
 
     Every start from a snapshot would repeat its random numbers, so `random` is seeded again; `secrets`, `uuid` and
     `os.urandom` ask the browser each time. The seed of `hash` stays, since dicts already depend on it. The zone's name
@@ -58,7 +59,9 @@ def take_time_zone() -> None:
 
 
 class Vendored:
-    """The last entry of `sys.meta_path`: finds modules that no other finder found, in the page's wheels."""
+    """Finds modules in the page's wheels. It is the last entry of `sys.meta_path`, so it gets only modules that no
+    other finder found.
+    """
 
     def __init__(self, wheels: Mapping[str, str]) -> None:
         """`wheels` are URLs by the name of a module."""

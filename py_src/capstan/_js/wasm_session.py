@@ -1,4 +1,4 @@
-"""Sessions and sequences of the CPU's model (web/src/worker/wasm.ts) for capstan.device.wasm."""
+"""Runs sessions and sequences of a model on the CPU (web/src/worker/wasm.ts) for capstan.device.wasm."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["JsWasmSequence", "JsWasmSession"]
 
 
 class JsWasmSession:
-    """WasmSession over web/src/worker/wasm.ts."""
+    """Implements WasmSession by calls to web/src/worker/wasm.ts."""
 
     def __init__(self, session: Any) -> None:
         self._js = session
@@ -31,11 +31,11 @@ class JsWasmSession:
 
     @property
     def alone(self) -> str:
-        """Why a program has one thread where more were wanted."""
+        """The reason why a program has one thread although more threads were requested."""
         return str(self._js.alone)
 
     def target(self, location: str) -> Any:
-        """A sink for a data file with weights of a program (web/src/worker/cpu/coming_weights.ts)."""
+        """Make a sink for a data file that has weights of a program (web/src/worker/cpu/coming_weights.ts)."""
         return self._js.target(location)
 
     async def close(self) -> None:

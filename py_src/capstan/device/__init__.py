@@ -1,1 +1,1 @@
-"""The protocols of devices, what all of them share, and a folder for each device."""
+"""Defines the protocols of devices and the code that all share; each device has a folder."""

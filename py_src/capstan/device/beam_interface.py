@@ -1,4 +1,4 @@
-"""Beam searches on a device: their options, and the results of their steps."""
+"""Defines beam searches on a device: their options, and the results of their steps."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Rows of one sequence: key/value caches, whose first positions other sequences of the model may copy, and places of
-pictures.
+"""Describes rows of one sequence that can be reused: key/value caches, whose first positions other sequences of the
+model may copy, and the places of pictures.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A cache or a state of a sequence, read from its device."""
+"""Reads a cache or a state of a sequence from its device."""
 
 from __future__ import annotations
 

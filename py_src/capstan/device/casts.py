@@ -1,6 +1,6 @@
-"""Conversion among float32, float16, int32, int64 and uint32: the definition that cast.wgsl matches.
+"""Converts among float32, float16, int32, int64 and uint32. The definition here is the one that cast.wgsl matches.
 
-Bit for bit, for every input:
+The rules hold bit for bit, for every input:
 
 - Between floats the nearest value, ties to even; values out of range become infinite. A NaN keeps its sign and the high
   bits of its payload, and becomes quiet.

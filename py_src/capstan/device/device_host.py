@@ -1,4 +1,4 @@
-"""The interface to a host that opens devices, and models on them."""
+"""Defines the interface of a host that opens devices, and models on them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""One interface to the memory and sessions of every device; the rest of Capstan never branches on a device's kind."""
+"""Defines one interface to the memory and the sessions of every device. The rest of Capstan never branches on a
+device's kind.
+"""
 
 from __future__ import annotations
 

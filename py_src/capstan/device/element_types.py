@@ -1,4 +1,6 @@
-"""Element types by their four names: onnxruntime-web's, ONNX's number, onnxruntime's and PEP 3118's format."""
+"""Lists the element types with their four names: those of onnxruntime-web, ONNX (a number), onnxruntime and PEP
+3118.
+"""
 
 from __future__ import annotations
 

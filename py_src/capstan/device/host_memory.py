@@ -1,4 +1,5 @@
-"""Device memory in the host: buffers are bytearrays, and operations run when they are called.
+"""Implements device memory in the host's own memory. Buffers are bytearrays, and operations run when they are
+called.
 
 It defines what every device's operations compute; the kernels on the GPU match it byte for byte.
 """

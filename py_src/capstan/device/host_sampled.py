@@ -1,4 +1,6 @@
-"""The decoder of devices whose logits come to the host: one model run and one reference pick for each token."""
+"""Decodes on devices whose logits come to the host. Each token takes one run of the model and one pick by the reference
+sampler.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The device's interface for a loaded model, which makes the decoders of row_interface.py."""
+"""Defines the device's interface for a loaded model, which makes the decoders of row_interface.py."""
 
 from __future__ import annotations
 

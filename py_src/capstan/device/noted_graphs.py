@@ -1,4 +1,6 @@
-"""The shared parts of rewriting a graph for any device: bytes from data files, and graphs as texts for notes."""
+"""Holds the code that all devices share for rewriting a graph: it reads bytes of data files, and turns graphs into
+texts for notes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The vision graph of a model: a session that runs once for each picture, on the decoder's device."""
+"""Runs a model's vision graph once for each picture, in a session on the decoder's device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Prompts that begin like an earlier sequence take over its key/value rows, and run only the later tokens."""
+"""Lets a prompt that begins like an earlier sequence take over that sequence's key/value rows, and run only the later
+tokens.
+"""
 
 from __future__ import annotations
 

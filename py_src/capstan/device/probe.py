@@ -1,4 +1,4 @@
-"""Probes a device's real abilities: one-node sessions and copies with known results."""
+"""Probes a device's real abilities by one-node sessions and copies with known results."""
 
 from __future__ import annotations
 

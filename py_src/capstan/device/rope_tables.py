@@ -1,6 +1,6 @@
-"""The rotary tables of a model with long rope; each sequence uses the tables for its length. Graphs of such a model
-take the tables as inputs (graph/long_rope.py). A device fills them again for a sequence when `RowDecoder.rotate` is
-called, or `SeeingRow.see` for a model with positions of three axes.
+"""Computes the rotary tables of a model with long rope. Each sequence has tables for its length, which graphs of such a
+model take as inputs (graph/long_rope.py). A device fills them again for a sequence when `RowDecoder.rotate` is called,
+or `SeeingRow.see` for a model with positions of three axes.
 """
 
 from __future__ import annotations

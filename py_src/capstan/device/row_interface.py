@@ -1,5 +1,5 @@
-"""The device's interface for the generation loop: sequences that advance together, one per row; a single sequence is
-`rows` 1.
+"""Defines the device's interface for the generation loop: sequences that advance together, one sequence in each row. A
+single sequence has `rows` 1.
 """
 
 from __future__ import annotations

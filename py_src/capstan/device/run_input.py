@@ -1,4 +1,4 @@
-"""The base of every input and output of a decoder's runs; run_inputs.py has the kinds."""
+"""Defines the base class of every input and output of a decoder's runs; run_inputs.py has the subclasses."""
 
 from __future__ import annotations
 

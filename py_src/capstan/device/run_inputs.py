@@ -1,6 +1,7 @@
-"""The inputs and outputs of a decoder's runs: one provider for each kind, used by every device. A provider knows
-whether the graph has its tensors and how much memory a sequence needs for them, and writes them before a run. For
-devices whose runs take tensors of the host it makes these. A new kind of input is a class here and a place in KINDS.
+"""Provides the inputs and outputs of a decoder's runs. Each kind of input has one provider, which every device uses. A
+provider knows whether the graph has its tensors and how much memory a sequence needs for them, and writes them before a
+run. For devices whose runs take tensors of the host, the provider makes these tensors. A new kind of input needs a
+class here and a place in KINDS.
 """
 
 from __future__ import annotations

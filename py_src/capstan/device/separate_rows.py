@@ -1,4 +1,4 @@
-"""One decoder per row; the rows run one after another. This is right for every model and device."""
+"""Gives each row a separate decoder, and runs the rows one after another. This is right for every model and device."""
 
 from __future__ import annotations
 

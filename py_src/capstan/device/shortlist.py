@@ -1,4 +1,4 @@
-"""The best tokens of a row, with the sum that turns their logits into probabilities."""
+"""Finds the best tokens of a row, and the sum that turns their logits into probabilities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The snapshots of a state that each run overwrites, and the positions to which they can restore it."""
+"""Keeps snapshots of a state that each run overwrites, and finds the positions to which they can restore it."""
 
 from __future__ import annotations
 

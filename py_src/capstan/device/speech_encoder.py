@@ -1,4 +1,4 @@
-"""The encoder of a speech model: a session that runs once for each sound, on the decoder's device."""
+"""Runs the encoder of a speech model once for each sound, in a session on the decoder's device."""
 
 from __future__ import annotations
 

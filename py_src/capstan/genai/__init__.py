@@ -11,9 +11,10 @@
     while not generator.is_done():
         generator.generate_next_token()
 
-docs/genai.md lists every name with its differences and refusals. Calls that compute wait, which in a page needs
-JavaScript Promise Integration; `capstan`'s own classes have asynchronous twins. Arrays are ndarrays if numpy can be
-imported, else memoryviews. Refused calls raise a `capstan.CapstanError`, which is a RuntimeError.
+docs/genai.md lists every name, its differences, and the calls that Capstan does not support. Calls that compute wait,
+which in a page needs JavaScript Promise Integration; `capstan`'s own classes have asynchronous twins. Arrays are
+ndarrays if numpy can be imported, else memoryviews. Unsupported calls raise a `capstan.CapstanError`, which is a
+RuntimeError.
 """
 
 from __future__ import annotations

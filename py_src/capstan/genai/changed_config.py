@@ -1,4 +1,6 @@
-"""og.Config: a folder's genai_config.json, which the caller's script may change before it loads the model."""
+"""Implements og.Config: a folder's genai_config.json, which the caller's script may change before it loads the
+model.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ class Config:
 
     @staticmethod
     def from_package_ep(config_path: str, ep: str) -> Config:
-        """Model packages are not supported: UnsupportedModelError."""
+        """Always raises UnsupportedModelError, because Capstan does not support model packages."""
         raise UnsupportedModelError(
             f"{config_path}: model packages (with {ep!r}) are not supported; give the folder of a variant"
         )
@@ -59,7 +61,7 @@ class Config:
         self._options.clear()
 
     def append_provider(self, name: str, /) -> None:
-        """Add an execution provider, 'webgpu' or 'cpu'; others are refused when the model is loaded."""
+        """Add an execution provider, 'webgpu' or 'cpu'. Any other provider raises an error when the model is loaded."""
         self._providers = [*(self._providers or []), name]
 
     def set_provider_option(self, provider: str, name: str, value: str, /) -> None:
@@ -73,7 +75,7 @@ class Config:
         self._options.setdefault(provider, {})[name] = value
 
     def set_decoder_provider_options_hardware_device_type(self, provider: str, value: str, /) -> None:
-        """A page cannot choose among devices: a step down, with a warning."""
+        """Counts a step down, with a warning, because a page cannot choose among devices."""
         _not_chosen(provider, "device type", value)
 
     def set_decoder_provider_options_hardware_device_id(self, provider: str, value: int, /) -> None:

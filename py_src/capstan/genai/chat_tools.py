@@ -1,8 +1,8 @@
-"""Tools of a prompt in the native package's form for chat templates.
+"""Converts the tools of a prompt to the structure that chat templates of the native package expect.
 
-That is Phi-4's form, `{"name", "description", "parameters": {NAME: {"type", "description"}}}`, unless the template
-seems to know OpenAI's. A message may also have tools, as JSON in a text: the examples of the native package set `tools`
-of the system message.
+This is the structure of Phi-4's tools, `{"name", "description", "parameters": {NAME: {"type", "description"}}}`, unless
+the template seems to know OpenAI's. A message may also have tools, as JSON in a text: the examples of the native
+package set `tools` of the system message.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ class ToolList(list[Any]):
 
 
 def tools_for(template: str, tools: str | None) -> list[Message] | None:
-    """The argument `tools`, JSON, for that template. Raises OptionError unless it is an array of objects."""
+    """Convert the argument `tools`, which is JSON, for that template. Raises OptionError unless it is an array of
+    objects.
+    """
     if not tools:
         return None
     given = read_tools("tools", tools)
@@ -44,8 +46,8 @@ def tools_for(template: str, tools: str | None) -> list[Message] | None:
 
 
 def messages_with_tools(template: str, messages: str) -> tuple[list[Message], bool]:
-    """The messages, JSON, with their tools in the form for that template, and whether any tools are text. A text that
-    is not JSON stays unchanged; the native package raises.
+    """Convert the messages, which are JSON, with their tools as that template expects them. Also returns whether any
+    tools are text. A text that is not JSON stays unchanged; the native package raises an error.
 
     Raises OptionError unless messages are an array of objects, and their tools arrays.
     """
@@ -70,8 +72,8 @@ def tools_of(template: str, text: str, where: str) -> ToolList | str:
 
 
 def double_quoted(prompt: str) -> str:
-    """A prompt with tools in a message, which a template prints with single quotes, with keys and values in double
-    quotes.
+    """Replace the single quotes around keys and values in a prompt by double quotes. A template prints single quotes
+    for tools in a message.
 
     As in the native package, the whole prompt is changed, including other text that looks like a key or a value.
     """
@@ -79,7 +81,7 @@ def double_quoted(prompt: str) -> str:
 
 
 def normalised(tool: Any) -> Any:
-    """A tool in Phi-4's form; a tool that is neither "function" nor "tool" has it already."""
+    """Convert a tool to Phi-4's structure. A tool that is neither "function" nor "tool" already has this structure."""
     if not isinstance(tool, Mapping):
         return tool
     function = tool.get("function") if tool.get("type") == "function" else tool
@@ -91,7 +93,7 @@ def normalised(tool: Any) -> Any:
 
 
 def flat(parameters: Any) -> Any:
-    """OpenAI's schema of parameters in Phi-4's form: type and description by name."""
+    """Convert OpenAI's schema of parameters to Phi-4's structure: type and description by name."""
     properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
     if not isinstance(properties, Mapping):
         return parameters

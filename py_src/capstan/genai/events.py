@@ -1,4 +1,4 @@
-"""The enumerations and counts in the events of an engine."""
+"""Defines the enumerations and counts in the events of an engine."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ class TurnUsage:
 
 @dataclass(frozen=True)
 class EngineCapabilities:
-    """`configured_max_batch_size` requests at once (0: any number); `max_request_length` and `max_scheduled_tokens` are
-    0, as in the native package without limits.
+    """The limits of an engine. It answers `configured_max_batch_size` requests at once (0: any number).
+    `max_request_length` and `max_scheduled_tokens` are 0, as in the native package without limits.
     """
 
     configured_max_batch_size: int = 0

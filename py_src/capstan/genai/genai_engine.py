@@ -1,4 +1,4 @@
-"""The engine: several requests at once, each with turns, reported by events."""
+"""Implements the engine, which answers several requests at once. Each request has turns, and events report them."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class EngineEventBuffer:
 
 
 class Engine:
-    """Answers several requests in turn, a token of each in every `run`. Requests that pick by the same options are rows
-    of one step, and join and leave it at any time (generation/row_pool.py); a request with a seed, a grammar or other
-    limits has a separate generator. A request that is dropped leaves the engine.
+    """Answers several requests in turn: every `run` generates a token for each. Requests that pick by the same options
+    are rows of one step, and join and leave it at any time (generation/row_pool.py). A request with a seed, a grammar
+    or other limits has a separate generator. A request that is dropped leaves the engine.
     """
 
     def __init__(self, model: Model, /) -> None:
@@ -82,7 +82,7 @@ class Engine:
         return EngineCapabilities()
 
     def get_speculative_stats(self) -> dict[str, Any]:
-        """Counts of speculation, all 0."""
+        """Statistics of speculation. All counts are 0."""
         return speculation_stats(None)
 
     def has_pending_requests(self) -> bool:
@@ -90,7 +90,7 @@ class Engine:
         return any(True for _ in self._active())
 
     def max_draft_tokens_per_proposal(self) -> int:
-        """0: the engine takes no drafts."""
+        """Always 0: the engine accepts no drafts."""
         return 0
 
     def run(self, buffer: EngineEventBuffer) -> EngineEventBuffer:

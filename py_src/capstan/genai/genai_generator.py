@@ -1,4 +1,4 @@
-"""One generation."""
+"""Implements the native package's Generator on a capstan.Generator."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ class Generator:
         return self._last.output(name)
 
     def set_model_input(self, name: str, value: Any, /) -> None:
-        """Refused with UnsupportedModelError: Capstan feeds all inputs of the models that it runs."""
+        """Always raises UnsupportedModelError: Capstan feeds all inputs of the models that it runs."""
         raise UnsupportedModelError(f"set_model_input({name!r}): a model of type {self._type!r} takes only tokens")
 
     def set_inputs(self, inputs: NamedTensors, /) -> None:
@@ -210,21 +210,23 @@ class Generator:
             self.append_tokens(inputs[IDS])
 
     def set_hidden_states(self, values: Any, /) -> None:
-        """Refused with UnsupportedModelError: hidden states are for heads that predict several tokens."""
+        """Always raises UnsupportedModelError: hidden states are for heads that predict several tokens."""
         raise UnsupportedModelError(f"set_hidden_states: a model of type {self._type!r} takes only tokens")
 
     def snapshot_state(self) -> None:
         """Does nothing: Capstan keeps snapshots for rewinds by itself."""
 
     def set_active_adapter(self, adapters: Adapters, name: str, /) -> None:
-        """Run the model with an adapter from here on; a further one is laid over it. Raises OptionError for an unknown
-        name, and for an Adapters object other than the first.
+        """Run the model with an adapter from here on. A second adapter is added to the first. Raises OptionError for an
+        unknown name, and for an Adapters object other than the first.
         """
         self.capstan.set_active_adapter(adapters.capstan, name)
         self._last.adapted = True
 
     def set_runtime_option(self, name: str, value: str, /) -> None:
-        """'terminate_session': with '1' generating raises until it is '0' again. OptionError for another option."""
+        """Set 'terminate_session'. With '1' generating raises an error until the option is '0' again. Raises
+        OptionError for another option.
+        """
         if name != "terminate_session" or value not in ("0", "1"):
             raise OptionError(f"runtime option {name!r} is {value!r}; there is 'terminate_session', '0' or '1'")
         self._terminated = value == "1"

@@ -1,4 +1,4 @@
-"""A model, from a folder or a changed configuration, and its LoRA adapters by name."""
+"""Loads a model from a folder or a changed configuration, and keeps its LoRA adapters by name."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Model:
         return MultiModalProcessor._of(self.capstan)
 
     def create_streaming_processor(self) -> NoReturn:
-        """Refused with UnsupportedModelError: streaming models are refused at load."""
+        """Always raises UnsupportedModelError: Capstan does not load streaming models."""
         raise UnsupportedModelError(f"a streaming processor: a model of type {self.type!r} takes no stream")
 
 

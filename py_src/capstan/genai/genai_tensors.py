@@ -1,4 +1,4 @@
-"""Tensors, and the arrays that scripts for onnxruntime-genai pass and receive."""
+"""Converts tensors and the arrays that scripts for onnxruntime-genai pass and receive."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ELEMENT_TYPES = {
 
 
 def as_array(values: Iterable[int] | Iterable[float], dtype: str, shape: Sequence[int]) -> Any:
-    """Values as an ndarray; without numpy as a memoryview, which has no dimension of size 0."""
+    """Convert values to an ndarray, or without numpy to a memoryview, which has no dimension of size 0."""
     data: array[Any] = array(FORMATS[dtype], values)
     if numpy is not None:
         return numpy.frombuffer(data, dtype).reshape(shape) if len(data) else numpy.empty(shape, dtype)
@@ -45,7 +45,9 @@ def as_array(values: Iterable[int] | Iterable[float], dtype: str, shape: Sequenc
 
 
 def of_bytes(data: bytes, dtype: str, shape: Sequence[int]) -> Any:
-    """Numbers as an ndarray; without numpy as a memoryview, for float16 of its bits."""
+    """Convert numbers to an ndarray, or without numpy to a memoryview. The memoryview of float16 numbers shows their
+    bits.
+    """
     if numpy is not None:
         return numpy.frombuffer(data, dtype).reshape(shape).copy()
     kind = {**FORMATS, "float16": "H"}[dtype]
@@ -53,7 +55,7 @@ def of_bytes(data: bytes, dtype: str, shape: Sequence[int]) -> Any:
 
 
 def listed(value: Any) -> Any:
-    """An array, a Tensor, or lists of such, as lists."""
+    """Convert an array, a Tensor, or lists of these to lists."""
     if isinstance(value, Tensor):
         value = value.as_numpy()
     if hasattr(value, "tolist"):
@@ -64,7 +66,7 @@ def listed(value: Any) -> Any:
 
 
 def token_rows(tokens: Any) -> list[list[int]]:
-    """Rows of token ids from a number, a list, an array or a Tensor of one or two dimensions.
+    """Read rows of token ids from a number, a list, an array or a Tensor of one or two dimensions.
 
     Raises PromptError for values that are not integers, and for rows of different length; the native package takes 1.5
     for 1 and '5' for 5.

@@ -1,4 +1,4 @@
-"""The inputs and outputs of the model's last run, by the native package's names."""
+"""Gives the inputs and outputs of the model's last run, by the native package's names."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class LastRun:
-    """Inputs and outputs of a generator's last run.
+    """Gives the inputs and outputs of a generator's last run.
 
     Capstan keeps none of them: tokens reach the host one by one, and the GPU may be some tokens ahead. The logits of
     all tokens of a run, caches and states are computed by running the sequence again, over a separate KV cache.

@@ -1,4 +1,4 @@
-"""The log of the native package: lines about a generator's work, for a function, a file or the error output."""
+"""Writes the log of the native package: lines about a generator's work, to a function, a file or the error output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of sound and pictures, which a processor turns into a model's inputs."""
+"""Reads files of sound and pictures, which a processor turns into a model's inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The processors that make a model's inputs from prompts, and from sounds or pictures."""
+"""Makes a model's inputs from prompts and from sounds or pictures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Search options of generators."""
+"""Holds the search options of generators."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class GeneratorParams:
 
 
 def shown(value: Any) -> float | bool:
-    """A value in the form of get_search_options: numbers are rounded to float32."""
+    """Convert a value for get_search_options: numbers are rounded to float32."""
     if isinstance(value, bool):
         return value
     if value is None:
@@ -122,7 +122,9 @@ def shown(value: Any) -> float | bool:
 
 
 def checked_option(name: str, value: Any) -> Any:
-    """The value for capstan's option. OptionError for an unknown name or another type."""
+    """Check the value of a search option, and convert it for Capstan. Raises OptionError for an unknown name or another
+    type.
+    """
     if name not in SearchOptions.names():
         raise OptionError(f"{name!r} is not a search option; the options are {', '.join(SearchOptions.names())}")
     if name not in NATIVE:
@@ -143,7 +145,9 @@ def checked_option(name: str, value: Any) -> Any:
 
 
 def checked_speculative(name: str, value: Any) -> float | bool:
-    """The value of an option of speculation. OptionError for an unknown name, another type, or out of range."""
+    """Check the value of an option of speculation. Raises OptionError for an unknown name, another type, or a value out
+    of range.
+    """
     if name not in SPECULATIVE:
         raise OptionError(f"{name!r} is not a speculative option; the options are {', '.join(SPECULATIVE)}")
     if isinstance(SPECULATIVE[name], bool):

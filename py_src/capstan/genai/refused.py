@@ -1,4 +1,4 @@
-"""Names of onnxruntime-genai without an implementation in Capstan; each raises an error with its name."""
+"""Defines the names of onnxruntime-genai that Capstan does not implement. Each raises an error that has the name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ def refuse(what: str, why: str) -> NoReturn:
 
 
 class StreamingProcessor:
-    """The native splitter of speech: refused, like the models that need it."""
+    """The native package's splitter of speech. Creating it raises UnsupportedModelError, because Capstan does not load
+    the models that need it.
+    """
 
     def __init__(self, model: Model, /) -> None:
         refuse("StreamingProcessor", f"streaming models are not supported, and this one is {model.type!r}; {TEXT_ONLY}")
@@ -40,7 +42,9 @@ class StreamingProcessor:
 
 
 class MtpGenerator:
-    """Speculation by a model's own further heads: refused. `Generator` picks the same tokens."""
+    """The native package's speculation by additional heads of a model. Creating it raises UnsupportedModelError;
+    `Generator` picks the same tokens.
+    """
 
     def __init__(self, model: Model, head: Model, params: Any, /) -> None:
         refuse("MtpGenerator", "multi-token prediction is not implemented; use Generator, which picks the same tokens")

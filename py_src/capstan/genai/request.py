@@ -1,4 +1,4 @@
-"""A request of an engine: its turns, their options and their events."""
+"""Implements a request of an engine: its turns, their options and their events."""
 
 from __future__ import annotations
 
@@ -196,7 +196,9 @@ class Request:
         return self._last
 
     def cancel_turn(self, turn_id: int, /) -> bool:
-        """End a turn; the engine's next run reports it. False if it is not under way. OptionError before any turn."""
+        """End a turn; the engine's next run reports it. Returns False if the turn is not under way. Raises OptionError
+        before any turn.
+        """
         if not self._last:
             raise OptionError("cancel_turn: no turn has begun")
         turn = self._current()
@@ -217,7 +219,9 @@ class Request:
         del self._turns[found[0] :]
 
     def set_draft_tokens(self, tokens: Any, /) -> None:
-        """Refused: drafts are found only by look-up. `Engine.max_draft_tokens_per_proposal` is 0."""
+        """Always raises an error, because Capstan finds drafts only by look-up. `Engine.max_draft_tokens_per_proposal`
+        is 0.
+        """
         raise OptionError(
             "set_draft_tokens: drafts of the caller are not verified, and max_draft_tokens_per_proposal() is 0; "
             "set_speculative_options(ngram_size=3) lets a Generator draft from its sequence"

@@ -1,4 +1,4 @@
-"""Functions of the module: available providers, logging, telemetry."""
+"""Implements the functions of the module: available providers, logging and telemetry."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ def set_current_gpu_device_id(device_id: int, /) -> None:
 
 
 def register_execution_provider_library(name: str, path: str, /) -> None:
-    """Refused: a page loads no native libraries."""
+    """Always raises an error, because a page loads no native libraries."""
     raise OptionError(f"execution provider {name!r} ({path}): a page loads no native libraries; use 'webgpu' or 'cpu'")
 
 
 def unregister_execution_provider_library(name: str, /) -> None:
-    """Refused, since none can be registered."""
+    """Always raises an error, because no library can be registered."""
     raise OptionError(f"execution provider {name!r} was not registered; a page loads no native libraries")
 
 

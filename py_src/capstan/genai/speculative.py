@@ -1,4 +1,4 @@
-"""Statistics of speculation, by the names of the native package."""
+"""Gives statistics of speculation by the names of the native package."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def speculation_stats(stats: SpeculationStats | None) -> dict[str, Any]:
 
 
 def counts_of(stats: SpeculationStats) -> dict[str, int]:
-    """The counts; a round is a step with drafts."""
+    """The counts of speculation. A round is a step with drafts."""
     return {
         "rounds": stats.rounds,
         "completed_rounds": stats.rounds,
@@ -71,7 +71,7 @@ def counts_of(stats: SpeculationStats) -> dict[str, int]:
 
 
 def quotients_of(stats: SpeculationStats) -> dict[str, float]:
-    """The quotients; times are those of the last steps."""
+    """The quotients of the counts. Times are those of the last steps."""
     plain, drafted = stats.plain_step_ms or 0.0, stats.drafted_step_ms or 0.0
     return {
         "total_draft_ms": stats.drafting_ms,

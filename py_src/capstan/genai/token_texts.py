@@ -1,4 +1,4 @@
-"""Texts and token ids, in the shapes of the native package."""
+"""Converts between texts and token ids, with the array shapes of the native package."""
 
 from __future__ import annotations
 

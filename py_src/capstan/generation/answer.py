@@ -1,4 +1,4 @@
-"""An answer as its tokens come: its text, its reasoning, and its calls of tools."""
+"""Reads an answer as its tokens arrive: its text, its reasoning, and its calls of tools."""
 
 from __future__ import annotations
 

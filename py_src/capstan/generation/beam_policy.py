@@ -1,5 +1,5 @@
-"""The picks of a beam search, whose rows are beams. The device chooses them in bursts of steps, or the host at each
-step.
+"""Picks the tokens of a beam search, whose rows are beams. The device picks in bursts of steps, or the host picks at
+each step.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Beam search as onnxruntime-genai does it: scores of beams, and the hypotheses that are kept.
+"""Implements beam search as in onnxruntime-genai: it scores beams, and keeps the best hypotheses.
 
 A beam's score is the sum of its tokens' log-probabilities. All continuations of a prompt's beams are considered, best
 first: an end-of-sequence id among the first `num_beams` of them makes its beam a hypothesis, other tokens become the

@@ -1,4 +1,6 @@
-"""Prompts of conversations: rendered by the chat template, encoded, with their pictures."""
+"""Makes prompts of conversations. The chat template renders the messages; the text is encoded, together with its
+pictures.
+"""
 
 from __future__ import annotations
 

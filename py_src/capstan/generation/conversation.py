@@ -1,4 +1,4 @@
-"""A conversation: one generator keeps the caches of earlier turns."""
+"""Runs a conversation: one generator keeps the caches of earlier turns."""
 
 from __future__ import annotations
 

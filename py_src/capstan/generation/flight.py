@@ -1,4 +1,4 @@
-"""The bursts of one loop that were submitted and are not read yet."""
+"""Keeps the bursts of one loop that were submitted and are not read yet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The read-only half of a generator: the contents of its rows, and facts about their computation. It never waits."""
+"""Implements the read-only half of a generator: the contents of its rows, and facts about their computation. It never
+waits.
+"""
 
 from __future__ import annotations
 

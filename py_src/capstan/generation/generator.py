@@ -1,4 +1,4 @@
-"""The generation of token sequences, in the shape of onnxruntime-genai."""
+"""Generates token sequences, with an interface like that of onnxruntime-genai's Generator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a generator picks tokens and how far it runs ahead."""
+"""Holds the parameters of a generator: how it picks tokens, and how far it runs ahead."""
 
 from __future__ import annotations
 

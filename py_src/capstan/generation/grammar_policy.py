@@ -1,4 +1,4 @@
-"""Picks under a grammar, which determines the allowed next tokens."""
+"""Picks tokens under a grammar, which determines the allowed next tokens."""
 
 from __future__ import annotations
 

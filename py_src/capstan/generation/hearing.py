@@ -1,4 +1,4 @@
-"""The sounds that the sequences of a generator hear, in a model with an encoder."""
+"""Encodes the sounds that the sequences of a generator hear, in a model with an encoder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The decode loop: runs the tokens of rows on a decoder, and submits bursts of picks that run ahead of the reader."""
+"""Runs the decode loop: it runs the tokens of rows on a decoder, and submits bursts of picks that run ahead of the
+reader.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logits processors by name: a script of the page defines them, later requests use them."""
+"""Keeps logits processors by name: a script of the page defines them, and later requests use them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pixel values of the pictures in a conversation, and the placeholders for them, for one model that sees."""
+"""Makes the pixel values of the pictures in a conversation, and the placeholders for them, for one model that sees."""
 
 from __future__ import annotations
 

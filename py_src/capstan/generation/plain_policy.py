@@ -1,4 +1,4 @@
-"""Picks by the search options, which the device makes ahead of the reader."""
+"""Picks tokens by the search options. The device makes these picks ahead of the reader."""
 
 from __future__ import annotations
 

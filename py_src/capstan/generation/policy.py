@@ -1,4 +1,6 @@
-"""The interface through which a generator's loop gets its next tokens. Each kind of generation implements it."""
+"""Defines the interface through which a generator's loop gets its next tokens. Each kind of generation implements
+it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Picks with a logits processor: a function of the caller edits the logits before each pick."""
+"""Picks tokens with a logits processor: a function of the caller edits the logits before each pick."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Logits processors: functions of the caller that edit logits before a pick, and the values that they may return."""
+"""Defines logits processors, which are functions of the caller that edit logits before a pick, and checks the values
+that they return.
+"""
 
 from __future__ import annotations
 

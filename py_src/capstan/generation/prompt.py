@@ -1,4 +1,4 @@
-"""Tokens to add to sequences."""
+"""Describes tokens to add to sequences."""
 
 from __future__ import annotations
 

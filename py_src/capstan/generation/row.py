@@ -1,4 +1,6 @@
-"""One sequence of a generator: its tokens, the part that the model has seen, and the picks that were not read."""
+"""Represents one sequence of a generator: its tokens, the part that the model has seen, and the picks that were not
+read.
+"""
 
 from __future__ import annotations
 

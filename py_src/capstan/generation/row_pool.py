@@ -1,4 +1,4 @@
-"""Sequences that come and go over one decoder of several rows; each step advances all active sequences."""
+"""Lets sequences join and leave one decoder of several rows. Each step advances all active sequences."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The table of a run's options other than search options: one row for each.
+"""Lists the options of a run other than search options, in a table with one row for each option.
 
-The rows have the form of capstan.loading.load_options, and generate the same things. Every caller accepts
+Rows are written as in capstan.loading.load_options, and the same code is generated from them. Every caller accepts
 GeneratorOptions; the JavaScript API and requests accept PickOptions and TemplateOptions; only requests accept the other
 classes. Rows with a `help` are options of the command line.
 """

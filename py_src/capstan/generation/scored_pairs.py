@@ -1,5 +1,5 @@
-"""Tokens to score after a context, made from texts or ids; sequences that begin like the previous one continue from
-there.
+"""Makes tokens to score after a context, from texts or ids. A sequence that begins like the previous sequence continues
+from their common part.
 """
 
 from __future__ import annotations

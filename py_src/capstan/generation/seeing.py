@@ -1,4 +1,4 @@
-"""The pictures in the prompt of a generator's sequences, for models with a vision graph."""
+"""Gives the pictures in the prompt to a generator's sequences, for models with a vision graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Speculation: cheap drafts of the next tokens are verified in one step; the picks stay the same."""
+"""Drafts the next tokens cheaply and verifies the drafts in one step. The picks stay the same."""
 
 from __future__ import annotations
 

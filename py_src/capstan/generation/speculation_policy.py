@@ -1,4 +1,4 @@
-"""Picks that draft tokens and verify them in one step, when that is faster."""
+"""Picks tokens by drafting them and verifying the drafts in one step, when that is faster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scores of given tokens: how probable each is by the model's own logits after all tokens before it."""
+"""Scores given tokens: how probable each token is by the model's own logits after all tokens before it."""
 
 from __future__ import annotations
 

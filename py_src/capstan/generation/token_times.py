@@ -1,4 +1,4 @@
-"""The times of a generator's tokens, and the shares of the device, the host and Python in them."""
+"""Measures the times of a generator's tokens, and the shares of the device, the host and Python in these times."""
 
 from __future__ import annotations
 

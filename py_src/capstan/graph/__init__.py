@@ -1,4 +1,4 @@
-"""Rewriting of ONNX graphs: pure functions over `onnx_pb2.ModelProto`, tested without a GPU.
+"""Rewrites ONNX graphs, with pure functions over `onnx_pb2.ModelProto` that are tested without a GPU.
 
     parse(data, name)                 model.onnx bytes -> ModelProto; ModelFileError if they are not a model
     without_weights(read, ...)        the file of a graph that has its weights inside -> the same with external data
@@ -8,12 +8,12 @@
     every_position(model)             undoes that and the next one
     logits_cut(model)                 the same of a graph whose output projection is not found
     lengths_as_inputs(model)          attention's lengths are fed, not summed from the mask (for the prefill session)
-    quantized_products(model, level)  DequantizeLinear and MatMul become MatMulNBits; why some did not
+    quantized_products(model, level)  DequantizeLinear and MatMul become MatMulNBits; the reasons why some did not
     angle_tables(model)               rotary tables that are computed from constants become weights
     turned_weights(model)             weights that each run would transpose are transposed as they are loaded
     split_weights(model, largest)     weights larger than a binding in parts; which, and which not
     split_caches(model, pairs, most)  caches larger than a binding in parts of some heads each; which
-    joined_products(model)            q, k and v of an attention by one product instead of three
+    joined_products(model)            one matrix product makes q, k and v of an attention, instead of three
     lora_inputs(model, decoder)       the inputs that LoRA adapters fill; lora_defaults(model, decoder): their defaults
                                       in data files
     with_lora_rank(model, ...)        those inputs for adapters of one rank; without_lora(model, ...): for none;
@@ -35,7 +35,7 @@
     smooth_softmax_as_sinks(model)    attention with smooth softmax with sinks of 0, which can be captured
     whole_caches(model)               attention over a window has all positions in its caches
     unpacked_weights(model)           the weights of a GGUF file in float32 (for the CPU)
-    wide_products(model, most)        products by float32 weights in place of packed ones (for the CPU)
+    wide_products(model, most)        MatMulNBits nodes become products with float32 weights (for the CPU)
     norms_apart(model)                norms of q and k in attention become nodes before it (for the CPU)
     soft_caps_apart(model, ...)       attention with a soft cap in other operators (for the prefill session)
     shared_caches_apart(model, ...)   attention over another layer's caches in other operators (for the CPU)
@@ -46,7 +46,7 @@
     left_out(model)                   what a captured run leaves out of attention; attention_window(model): the least
     caches_in_place(model)            inputs and outputs that attention takes in one buffer, if they are bound to one
     nbits_products(model)             the MatMulNBits nodes by their weights
-    sums_by_products(model)           sums of blocks by products with ones (for the prefill session)
+    sums_by_products(model)           sums of blocks become matrix products with ones (for the prefill session)
     slices.layer_slices(model)        its nodes in parts, a layer's together; slice_model(...): a part as a model
     activations(model)                the intermediate tensors of a run, for an estimate of its scratch memory
 

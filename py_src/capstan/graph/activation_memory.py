@@ -1,4 +1,4 @@
-"""The memory that a run of a graph needs besides its inputs and outputs: the activations alive at once."""
+"""Estimates the memory that a run of a graph needs besides its inputs and outputs: the activations alive at once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ SHAPES_ONLY = {"Shape", "Size", "Constant"}
 
 @dataclass(frozen=True)
 class Activation:
-    """A tensor made by node number `made` and last read by number `read`; `dims` holds sizes and dimension names."""
+    """Describes a tensor that node number `made` makes and node number `read` reads last. `dims` holds sizes and
+    dimension names.
+    """
 
     name: str
     bits: int
@@ -55,7 +57,7 @@ class Activations:
         return self.peak_of(cache(lambda name: dimension(name, batch_size, tokens, capacity)))
 
     def peak_of(self, size_of: Callable[[str], int]) -> int:
-        """The same for any run, with the size of each free dimension by its name."""
+        """The peak for any run, given the size of each free dimension by its name."""
         changes: dict[int, int] = {}
         for tensor in self.tensors:
             size = tensor.bytes(size_of)
@@ -112,7 +114,7 @@ Known = dict[str, tuple[int, tuple[int | str, ...]] | None]
 
 
 def declared(value: ValueInfoProto) -> tuple[int, tuple[int | str, ...]] | None:
-    """Bits of an element and dimensions; None if the file omits either."""
+    """The bits of an element and the dimensions; None if the file omits one of the two."""
     kind = value.type.tensor_type
     if kind.elem_type not in DTYPES or not kind.HasField("shape"):
         return None

@@ -1,5 +1,5 @@
-"""Rotary tables that a graph computes from constants (rotary_nodes.py): a device computes them once, and all sessions
-share them.
+"""Turns rotary tables that a graph computes from constants (rotary_nodes.py) into weights. A device computes such a
+table once, and all sessions share it.
 
 onnxruntime would compute such a table again for each session, and each session would have a copy.
 """
@@ -24,7 +24,9 @@ READ = 4
 
 
 def angle_tables(model: ModelProto) -> ModelProto:
-    """The same model with each such table as a weight of a data file; an equal copy of a model without data files."""
+    """The same model, in which each rotary table that the graph computes from constants is a weight of a data file. A
+    model without data files is returned as an equal copy.
+    """
     result = copy_of(model)
     graph = result.graph
     held = next(iter(external_entries(result)), None)
@@ -45,7 +47,7 @@ def angle_tables(model: ModelProto) -> ModelProto:
 
 
 def table_names(graph: GraphProto) -> list[str]:
-    """The cosines and sines by which nodes rotate, except outputs of the graph."""
+    """The names of the cosines and sines by which nodes rotate, except outputs of the graph."""
     outputs = {value.name for value in graph.output}
     read = [node.input[at : at + 2] for node in graph.node if (at := ROTATED_BY.get(node.op_type)) is not None]
     return [name for name in dict.fromkeys(name for names in read for name in names) if name and name not in outputs]

@@ -1,4 +1,4 @@
-"""GroupQueryAttention written into a graph in place of attention in primitive operations (plain_attention.py)."""
+"""Writes GroupQueryAttention into a graph, in place of attention in primitive operations (plain_attention.py)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ LINEAR = {"MatMul", "MatMulNBits", "Add"}
 
 @dataclass(frozen=True)
 class Rotary:
-    """The angles of position p are p times these, cosines and sines times `scale`."""
+    """Describes a rotary embedding: the angles of position p are p times the frequencies, and cosines and sines are
+    multiplied by `scale`.
+    """
 
     frequencies: tuple[float, ...]
     scale: float
@@ -38,7 +40,9 @@ def still(head_size: int) -> Rotary | None:
 
 @dataclass(frozen=True)
 class Attention:
-    """One layer: tensors [batch, positions, heads x head size] before rotary embedding, and the attention over them."""
+    """Describes the attention of one layer: tensors [batch, positions, heads x head size] before rotary embedding, and
+    the attention over them.
+    """
 
     query: str
     key: str
@@ -127,7 +131,7 @@ class Writer(NodeWriter):
         return cos, sin
 
     def three_dimensions(self, name: str) -> str:
-        """A tensor of heads side by side."""
+        """Reshape a tensor so that its heads are side by side in one dimension."""
         if self._kinds.get(name) in LINEAR:
             return name
         return self.add("Reshape", [name, self.ints([0, 0, -1])])

@@ -57,7 +57,7 @@ class Uncapturable:
 
 
 def uncapturable(model: ModelProto, mask: str = "attention_mask") -> list[Uncapturable]:
-    """The nodes that prevent the capture of the graph, in graph order; empty if none is known.
+    """The nodes that prevent the capture of the graph, in graph order; empty if no such node is known.
 
     Run it after `total_length_on_gpu`. It knows the causes that occur in decoders; the capture run may find others.
     """
@@ -107,8 +107,8 @@ class LeftOut:
         return f"attention over {self.key} {what}, which onnxruntime-web ignores in a captured run"
 
     def within(self, capacity: int) -> LeftOut | None:
-        """The same for sequences of up to `capacity` positions, which may all fit the window; None if nothing is
-        ignored then.
+        """The ignored window or soft cap in sequences of up to `capacity` positions, which may all fit the window; None
+        if nothing is ignored then.
         """
         window = self.window if self.window < capacity else 0
         return replace(self, window=window) if window or self.softcap else None
@@ -140,8 +140,8 @@ def left_out(model: ModelProto) -> list[LeftOut]:
 
 
 def smooth_softmax_as_sinks(model: ModelProto) -> ModelProto:
-    """The same with sinks of 0 in every GroupQueryAttention with smooth_softmax, which adds a score of 0 to each
-    softmax: onnxruntime-web captures only sinks.
+    """Replace smooth_softmax by sinks of 0 in every GroupQueryAttention. smooth_softmax adds a score of 0 to each
+    softmax, and onnxruntime-web captures only sinks.
     """
     result = copy_of(model)
     zeros: dict[tuple[int, int], str] = {}

@@ -1,4 +1,6 @@
-"""The tensors that a decoder's graph carries from run to run: key/value caches, and states that each run overwrites."""
+"""Finds the tensors that a decoder's graph carries from run to run: key/value caches, and states that each run
+overwrites.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ GROWING = ("Concat", "MultiHeadAttention", "Attention")
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """A graph input or output; `dims` holds sizes and the names of free dimensions ("?" if unnamed)."""
+    """Describes a graph input or output. `dims` holds sizes and the names of free dimensions ("?" for a free dimension
+    without a name).
+    """
 
     name: str
     dtype: str
@@ -51,7 +55,9 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class CachePair:
-    """One layer's key or value cache, [batch, heads, length, head size]: the input that reads it and the output."""
+    """Describes the key or the value cache of one layer, [batch, heads, length, head size]: the input that reads it and
+    the output that writes it.
+    """
 
     layer: int
     kind: str
@@ -69,8 +75,9 @@ class CachePair:
 
 @dataclass(frozen=True)
 class StateTensor:
-    """A state that each run overwrites as a whole, of one size at every position: that of a convolution, or a recurrent
-    one. It keeps nothing of earlier positions; so, unlike a cache, it can only be rewound to a snapshot.
+    """Describes a state that each run overwrites as a whole, and that has the same size at every position: the state of
+    a convolution, or a recurrent state. It keeps nothing of earlier positions. So, unlike a cache, it can only be
+    rewound to a snapshot.
     """
 
     layer: int
@@ -87,8 +94,8 @@ class StateTensor:
 
 
 def cache_pairs(decoder: DecoderConfig, graph: GraphProto) -> tuple[CachePair, ...]:
-    """Layer by layer, the key pairs of each part of the heads, then the value pairs; none for layers with a state and
-    no cache. Sizes are those of the graph, or the configuration's if the graph leaves them open.
+    """List the cache pairs layer by layer: the key pairs of each part of the heads, then the value pairs. Layers with a
+    state and no cache have none. Sizes are those of the graph, or the configuration's if the graph leaves them open.
     """
     kinds = (
         ("key", decoder.inputs.past_key_names, decoder.outputs.present_key_names),
@@ -121,7 +128,7 @@ def parts_of(past: str, present: str, shapes: Collection[str]) -> list[tuple[str
 
 
 def cache_sizes(value: ValueInfoProto) -> tuple[int, int]:
-    """Heads and head size of a cache; 0 if the graph leaves a size open."""
+    """The number of heads and the head size of a cache; 0 for a size that the graph leaves open."""
     dims = value.type.tensor_type.shape.dim
     return (dims[HEADS].dim_value, dims[HEAD_SIZE].dim_value) if len(dims) == DIMENSIONS else (0, 0)
 
@@ -201,8 +208,8 @@ def cross_names(patterns: Collection[str], layers: int) -> list[str]:
 
 
 def growing_caches(graph: GraphProto, pairs: tuple[CachePair, ...]) -> str:
-    """The first node that appends to its cache, which then grows with each run; empty if all write into a cache of one
-    size. Raises UnsupportedModelError if only some append.
+    """The first node that appends to its cache, which then grows with each run. The result is empty if all nodes write
+    into caches of a fixed size. Raises UnsupportedModelError if only some nodes append.
     """
     wiring = Wiring(graph)
     made = [(pair, wiring.maker(pair.present)) for pair in pairs]
@@ -222,8 +229,8 @@ def growing_caches(graph: GraphProto, pairs: tuple[CachePair, ...]) -> str:
 
 
 def reject_state(graph: GraphProto, decoder: DecoderConfig, presents: Collection[str]) -> None:
-    """Raise UnsupportedModelError for state that is neither a key/value cache nor one of `presents`: nothing would feed
-    it back.
+    """Raise UnsupportedModelError for a state that is neither a key/value cache nor one of `presents`, because nothing
+    would feed it back.
     """
     for value in graph.output:
         if value.name in presents or value.name == decoder.outputs.logits:
@@ -242,8 +249,8 @@ def reject_state(graph: GraphProto, decoder: DecoderConfig, presents: Collection
 
 
 def require_caches(found: dict[str, TensorInfo], pairs: tuple[CachePair, ...], decoder: DecoderConfig) -> str:
-    """The caches' element type. Raises UnsupportedModelError if that is not a float type, if an output differs in size
-    from its input, and if no layer has the configuration's sizes.
+    """The element type of the caches. Raises UnsupportedModelError if it is not a float type, if an output differs in
+    size from its input, or if no layer has the configuration's sizes.
     """
     first = found[pairs[0].past]
     for pair in pairs:

@@ -98,7 +98,9 @@ class GraphDescription:
         return not self.uncapturable and not self.growing
 
     def rows_of(self, pair: CachePair) -> str:
-        """The contents of a cache's rows: 'float16', 'float32', or 'int8 17' for 17 words, the first a scale."""
+        """The element type and number in a cache's rows: 'float16', 'float32', or 'int8 17' for 17 words, of which the
+        first is a scale.
+        """
         if not self.cache_bits:
             return self.cache_dtype
         return f"int{self.cache_bits} {pair.head_size * ELEMENT_BYTES[self.cache_dtype] // 4}"
@@ -123,11 +125,11 @@ class GraphDescription:
         return replace(self, cache=(*parts, *(pair for pair in self.cache if pair.past in sliding)))
 
     def slides(self, capacity: int, chunk: int) -> bool:
-        """Whether some caches of a sequence of `capacity` positions hold fewer."""
+        """Whether some caches have fewer positions than a sequence of `capacity` positions."""
         return self.sliding is not None and self.sliding.slides(capacity, chunk)
 
     def positions(self, pair: CachePair, capacity: int, chunk: int) -> int:
-        """The capacity of a cache in a sequence of `capacity` positions, to which a run adds at most `chunk`."""
+        """The capacity of a cache in a sequence of `capacity` positions, if a run adds at most `chunk` positions."""
         if self.sliding is None or pair.past not in self.sliding.pasts:
             return capacity
         return self.sliding.room(capacity, chunk)
@@ -138,7 +140,7 @@ class GraphDescription:
         return bool(self.states)
 
     def context_within(self, context_length: int) -> int:
-        """Positions of the longest sequence, at most the configuration's `context_length`."""
+        """The number of positions of the longest sequence, at most the configuration's `context_length`."""
         return min(context_length, self.max_positions or context_length)
 
     def left_out_within(self, capacity: int) -> list[LeftOut]:
@@ -147,7 +149,7 @@ class GraphDescription:
 
     def obstacle(self, capacity: int, *, put_back: bool = False) -> str | None:
         """The reason why runs over sequences of up to `capacity` positions cannot be captured, or None. With
-        `put_back`, our kernels compute what onnxruntime-web ignores.
+        `put_back`, Capstan's kernels compute what onnxruntime-web ignores.
         """
         if self.growing:
             return self.growing
@@ -251,7 +253,7 @@ def describe(
 
 
 def cross_input(found: Mapping[str, TensorInfo], name: str) -> TensorInfo:
-    """The input for an encoder's output, for one sequence. Raises UnsupportedModelError."""
+    """The decoder's input for an encoder's output, for one sequence. Raises UnsupportedModelError."""
     info = found.get(name)
     if info is None:
         raise UnsupportedModelError(

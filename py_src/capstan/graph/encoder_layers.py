@@ -1,9 +1,10 @@
-"""The layers of an encoder as exporters write them: norm, attention of every position over all positions, norm,
-feed-forward.
+"""Recognises the layers of an encoder as exporters write them: norm, attention of every position over all positions,
+norm and feed-forward.
 
     x -> LayerNormalization -> q, k, v -> Softmax(q k) v -> out -> + x -> LayerNormalization -> up -> GELU -> down -> +
 
-Products are MatMul with weights [k, n] or MatMulNBits, each with its bias. The activation is recognised by its values.
+The matrix products are MatMul nodes with weights [k, n] or MatMulNBits nodes, each with a bias. The activation is
+recognised by its values.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ class LayerNorm:
 
 @dataclass(frozen=True)
 class LayerProduct:
-    """W x + bias, with weights by name: dense ones [k, n], or integers of `bits` [n, k] with scales."""
+    """Describes a matrix product W x + bias, with weights by name: dense weights [k, n], or integers of `bits` [n, k]
+    with scales.
+    """
 
     weights: str
     n: int
@@ -88,7 +91,7 @@ class EncoderLayer:
 
     @property
     def packed(self) -> tuple[str, ...]:
-        """The products with integer weights."""
+        """The matrix products with integer weights."""
         return tuple(name for product in self.products if product.scales for name in (product.weights, product.zeros))
 
 
@@ -151,13 +154,13 @@ class LayerReader:
             self.dims[value.name] = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
 
     def readers(self, name: str) -> list[NodeProto]:
-        """The nodes that read a tensor's elements."""
+        """The nodes that read the elements of a tensor."""
         if name in self.wiring.outputs:
             raise refused(f"{name} is an output, too")
         return [node for node in self.wiring.consumers.get(name, []) if node.op_type != "Shape"]
 
     def only(self, name: str, *kinds: str) -> NodeProto:
-        """The only reader, one of some kinds."""
+        """The only node that reads a tensor; it must be of one of these kinds."""
         found = self.readers(name)
         if len(found) != 1 or (kinds and found[0].op_type not in kinds):
             shown = ", ".join(node.op_type for node in found)
@@ -165,7 +168,7 @@ class LayerReader:
         return found[0]
 
     def number(self, name: str) -> float | None:
-        """A constant of one element."""
+        """The value of a constant of one element."""
         values = floats(self.wiring.constants.get(name))
         return values[0] if values is not None and len(values) == 1 else None
 
@@ -202,7 +205,7 @@ class LayerReader:
         return LayerNorm(node.input[1], node.input[2], epsilon)
 
     def product(self, node: NodeProto) -> tuple[LayerProduct, str]:
-        """A product, and the tensor that it makes with its bias."""
+        """A matrix product, and the tensor that it makes with its bias."""
         dims = self.dims.get(node.input[1], [])
         if node.op_type == "MatMul" and len(dims) == 2:
             found = LayerProduct(node.input[1], dims[1], dims[0])

@@ -1,4 +1,4 @@
-"""Sequence lengths as inputs of a graph that is run eagerly.
+"""Makes the sequence lengths inputs of a graph that is run eagerly.
 
 The host knows the sequence's length, but an eager GroupQueryAttention needs its `total_sequence_length` on the CPU. So
 with a graph that sums the mask onnxruntime reads the whole mask back, sums it, and reads the sum back, before the first
@@ -7,7 +7,7 @@ kernel of a prefill. The rewrite replaces the sums by two small inputs:
     seqlens_k             int32 [1]: positions valid after the run, less one
     total_sequence_length int32 []: positions valid after the run; onnxruntime takes it from the CPU
 
-Attention over sliding caches (sliding_caches.py) has two inputs of its own, for those of the positions that it holds.
+Attention over sliding caches (sliding_caches.py) has two separate inputs, which count only the positions in the caches.
 """
 
 from __future__ import annotations
@@ -78,13 +78,13 @@ def lengths_as_inputs(
 
 
 def over_base(wiring: Wiring, name: str, base: str) -> str:
-    """The length from which a tensor subtracts the base; empty if it does not."""
+    """The length from which a tensor subtracts the base; empty if the tensor is not such a difference."""
     node = wiring.producer.get(name) if base else None
     return node.input[0] if node is not None and node.op_type == "Sub" and node.input[1] == base else ""
 
 
 def source(wiring: Wiring, name: str) -> str:
-    """The tensor whose value this one has, found by walking up past nodes that do not change it."""
+    """Find the tensor whose value this tensor has, by walking up past nodes that do not change it."""
     while (node := wiring.producer.get(name)) is not None and node.op_type in SAME_VALUE:
         name = node.input[0]
     return name

@@ -1,4 +1,4 @@
-"""Experts of a GGUF file become experts with the same weights in float32, for CPUs.
+"""Replaces experts of a GGUF file by experts with the same weights in float32, for CPUs.
 
     QMoE(x, scores, quants, scales, bias, quants, scales, bias)      becomes      MoE(x, scores, V, bias, V, bias)
 

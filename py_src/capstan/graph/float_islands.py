@@ -1,4 +1,5 @@
-"""Computes norms and rotary embedding between a cast to float32 and one back from the float16 values directly.
+"""Removes casts around norms and rotary embeddings. A node between a cast to float32 and a cast back to float16 takes
+and gives the float16 values directly.
 
     float16 -> Cast -> SimplifiedLayerNormalization (float32) -> Cast -> float16
 
@@ -78,7 +79,9 @@ def float_islands_in_half(model: ModelProto, fed: Collection[str] = ()) -> Model
 
 
 class Islands:
-    """The nodes of a graph that are such islands, by their first output."""
+    """The nodes of a graph that can compute in float16 although casts to and from float32 surround them, by their first
+    output.
+    """
 
     def __init__(self, graph: GraphProto, fed: Collection[str]) -> None:
         self.graph, self.wiring = graph, Wiring(graph)

@@ -73,7 +73,7 @@ Made = Literal[
 
 
 class GraphPass(NamedTuple):
-    """A rewrite of a graph; if it returns its argument, a check or an observation."""
+    """Describes a pass over a graph. A pass that returns its argument is a check or an observation."""
 
     name: str
     graphs: frozenset[Made]
@@ -188,7 +188,9 @@ def rotary_factors(model: ModelProto, facts: Rewriting) -> ModelProto:
 
 
 def islands_in_half(model: ModelProto, facts: Rewriting) -> ModelProto:
-    """With float16 in place of float32 islands, and of the tables that sequences feed to these."""
+    """The graph with float16 in place of float32 islands, and in place of the float32 tables that sequences feed to
+    them.
+    """
     rope = facts.rope
     if rope is None or not rope.sections:
         return float_islands_in_half(model)
@@ -294,7 +296,7 @@ def products_wide(model: ModelProto, facts: Rewriting) -> ModelProto:
 
 
 def places_left_out(model: ModelProto, facts: Rewriting) -> ModelProto:
-    """The graph without features of pictures, since a step runs an id."""
+    """The graph without features of pictures, since a decode step runs one id."""
     model, facts.placing = without_places(model)
     return model
 

@@ -1,4 +1,4 @@
-"""Graphs whose weights are inside their own file.
+"""Reads graphs whose weights are inside their own file, without reading the weights.
 
 Such a file may have hundreds of megabytes, of which the graph is a small part. It is read in pieces, and each large
 tensor becomes external data of the same file, so that its bytes go from the file to the device like those of any

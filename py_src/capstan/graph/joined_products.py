@@ -1,8 +1,8 @@
-"""q, k and v of an attention from one product instead of three.
+"""Lets one matrix product make q, k and v of an attention, instead of three.
 
-MatMulNBits nodes hold weights row after row. So three nodes over the same input equal one node whose weights, scales
-and zero points are theirs one after another. The weights of MatMul nodes are put side by side. Bytes only change
-places, and each output is computed as before.
+MatMulNBits nodes hold weights row after row. So three nodes that read the same input equal one node whose weights,
+scales and zero points are concatenated from the three. The weights of MatMul nodes are put side by side. Bytes only
+change places, and each output is computed as before.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ class Path:
 
     @property
     def biased(self) -> bool:
-        """Whether a sum is the only node between."""
+        """Whether the only node on the path is a sum."""
         return [node.op_type for node in self.between] == ["Add"]
 
 
 def joined_products(model: ModelProto, *, packed: bool = True) -> ModelProto:
-    """Let one MatMulNBits or MatMul node make q, k and v of each GroupQueryAttention, if three nodes over one input do
-    that and differ only in their rows.
+    """Let one MatMulNBits or MatMul node make q, k and v of each GroupQueryAttention. This is done if three nodes that
+    read the same input make them and differ only in their rows.
 
-    Attention that reads the products, or their sums with biases, reads the packed result, unless `packed` is false;
-    other nodes in between read their part of it. Products with other readers, and weights that other nodes share or
-    that are in several files, stay unchanged.
+    An attention that reads the results of these nodes, or their sums with biases, reads the packed result, unless
+    `packed` is false. Other nodes in between read their part of the packed result. Nodes with other readers stay
+    unchanged, and so do weights that other nodes share or that are in several files.
     """
     result = copy_of(model)
     opset = opset_of(result)
@@ -117,13 +117,13 @@ def path_to(wiring: Wiring, name: str) -> Path | None:
 
 
 def is_dense(wiring: Wiring, node: NodeProto) -> bool:
-    """Whether a node is a product by a matrix of weights."""
+    """Whether a node multiplies by a dense matrix of weights."""
     weight = wiring.constants.get(node.input[1]) if node.op_type == "MatMul" else None
     return weight is not None and len(weight.dims) == 2 and node.input[0] not in wiring.constants
 
 
 def alike(wiring: Wiring, products: Sequence[NodeProto]) -> bool:
-    """Whether products differ only in their rows."""
+    """Whether matrix products differ only in their rows."""
     first = products[0]
     described = [sorted(item.SerializeToString() for item in node.attribute if item.name != "N") for node in products]
     given = [(node.op_type, node.input[0], [bool(name) for name in node.input]) for node in products]
@@ -133,7 +133,7 @@ def alike(wiring: Wiring, products: Sequence[NodeProto]) -> bool:
 
 
 class Joiner:
-    """Joins the products of one attention."""
+    """Joins the matrix products of one attention."""
 
     def __init__(self, model: ModelProto, wiring: Wiring, paths: Sequence[Path]) -> None:
         self.graph, self.wiring, self.paths = model.graph, wiring, paths

@@ -1,11 +1,12 @@
-"""The last token's logits only.
+"""Limits the logits to those of the last token.
 
 A prefill over S tokens needs the output projection at the last position; over all of them it is the largest matrix
 product of the model and writes S x vocabulary floats. The rewrite slices the hidden state just before the projection:
 
     hidden [B, S, H] -> Slice(axis 1, -1:) -> [B, 1, H] -> MatMulNBits | MatMul -> elementwise... -> logits [B, 1, V]
 
-A projection in parts (split_weights.py) is several products of the same hidden state, and a Concat of their results.
+A projection in parts (split_weights.py) consists of several matrix products that read the same hidden state, and a
+Concat of their results.
 
 If the first of the last positions is an input of the graph, each run chooses the number of positions with logits.
 """
@@ -25,7 +26,7 @@ ELEMENTWISE = {"Cast", "Mul", "Div", "Add", "Sub", "Tanh", "Where", "Identity"}
 
 
 def last_token_logits(model: ModelProto, logits: str = "logits", first: str = "") -> tuple[ModelProto, str]:
-    """Prune the logits to the last position; return the new model and the reason if it is unchanged (else empty).
+    """Limit the logits to the last position. Returns the new model, and the reason if it is unchanged (else empty).
 
     With `first` the logits start at the position in the input of that name: int64 [1], -1 for the last one.
 
@@ -120,7 +121,7 @@ def path_to_projection(wiring: Wiring, logits: str) -> tuple[list[NodeProto], st
 
 
 def parts_beside(wiring: Wiring, node: NodeProto) -> list[NodeProto]:
-    """The products by weights of one input whose results a node concatenates, in graph order; none for another node."""
+    """The matrix products of one input whose results a node concatenates, in graph order; empty for another node."""
     found = [product for name in node.input if (product := wiring.producer.get(name)) is not None]
     parts = node.op_type == "Concat" and len(found) == len(node.input) and len({each.input[0] for each in found}) == 1
     for each in found:

@@ -1,4 +1,6 @@
-"""The input with the number of positions that give logits: always 0, which means all, as in the native package."""
+"""Removes the input with the number of positions that give logits. Its value is always 0, which means all, as in the
+native package.
+"""
 
 from __future__ import annotations
 

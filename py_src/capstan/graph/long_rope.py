@@ -1,4 +1,5 @@
-"""Long rope: a model whose rotary factors change past its original length.
+"""Makes the rotary tables of a model with long rope inputs of the graph. Such a model changes its rotary factors when a
+sequence exceeds the original length.
 
 As soon as a sequence outgrows the original length, all its positions are rotated by the long factors, including the
 keys in the cache. Exports have both tables. The size of the mask selects one, which here is the cache's capacity, or
@@ -278,7 +279,7 @@ def require_alike(choice: Choice) -> tuple[int, int]:
 
 
 def form_of(rows: TensorProto | ComputedRows) -> tuple[int, int]:
-    """The type of the elements and their number in a row; zeros for a tensor without rows."""
+    """The type of a table's elements, and their number in a row; zeros for a tensor without rows."""
     if isinstance(rows, ComputedRows):
         return rows.kind, len(rows.frequencies)
     return (rows.data_type, rows.dims[1]) if len(rows.dims) == 2 else (0, 0)

@@ -1,8 +1,8 @@
-"""LoRA: inputs of a graph that an adapter fills, as Olive writes them.
+"""Finds the inputs of a graph that LoRA adapters fill, as Olive writes them.
 
-To a product `x W` the graph adds `x A B`, perhaps times a scale. A and B are inputs, usually with an initializer as the
-default: without elements or with zeros, so that nothing is added, or with another adapter's values. The dimension that
-A and B share, the rank, is free, or fixed by the export.
+To a matrix product `x W` the graph adds `x A B`, perhaps times a scale. A and B are inputs, usually with an initializer
+as the default. The default has no elements or only zeros, so that nothing is added, or it has another adapter's values.
+The dimension that A and B share is the rank. It is free, or fixed by the export.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ def content(tensor: TensorProto, given: Mapping[str, bytes]) -> tuple[bool, byte
 
 
 def meetings(wiring: Wiring, names: Collection[str]) -> list[tuple[str, str]]:
-    """(A, B) and (B, A) of all products of two of these inputs."""
+    """The pairs (A, B) and (B, A) of all matrix products of two of these inputs."""
     found = []
     for second in [node for name in names for node in wiring.consumers[name] if node.op_type == "MatMul"]:
         first = wiring.producer.get(second.input[0])

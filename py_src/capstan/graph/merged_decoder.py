@@ -1,11 +1,12 @@
-"""An encoder and a merged decoder, as Optimum exports them, become the pair that the model builder writes.
+"""Turns an encoder and a merged decoder, as Optimum exports them, into the pair of graphs that the model builder
+writes.
 
     encoder_model:         features -> last_hidden_state
     decoder_model_merged:  If(use_cache_branch, the decoder over caches, the decoder that makes them)
 
-The branch over caches is the decoder. Keys and values of the encoder's output, which the other branch makes, move to
-the end of the encoder. Attention, norms and activations become one operator each, and positions become the rows of a
-table from the length of the caches on, the form that `speech_decoder` reads.
+The branch that reads caches becomes the decoder. The other branch makes keys and values from the encoder's output, and
+this part of it moves to the end of the encoder. Attention, norms and activations become one operator each. Positions
+become rows of a table, taken from the length of the caches on; `speech_decoder` expects a graph like this.
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ def in_half(model: ModelProto) -> None:
 
 
 def decoder_of(made: ModelProto, sizes: SpeechSizes) -> ModelProto:
-    """The branch over caches, as a decoder."""
+    """The branch that reads caches, as a decoder."""
     graph = made.graph
     caches, crosses = sizes.caches("past_key_values", "decoder"), sizes.caches("past_key_values", "encoder")
     shaped = {node.output[0]: IDS for node in graph.node if node.op_type == "Reshape" and node.input[0] == IDS}

@@ -1,4 +1,4 @@
-"""model.onnx: bytes to `ModelProto` and back."""
+"""Converts model.onnx from bytes to a `ModelProto` and back."""
 
 from __future__ import annotations
 

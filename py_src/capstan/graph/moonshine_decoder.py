@@ -1,8 +1,9 @@
-"""Moonshine's encoder and merged decoder, as Optimum exports them: a pair over sounds of any length.
+"""Turns Moonshine's encoder and merged decoder, as Optimum exports them, into a pair of graphs for sounds of any
+length.
 
 The decoder reads keys and values of one size, that of the longest sound; zeros follow those of a shorter sound. A key
-has more elements than a head: one of them is a large negative number after the sound and zero within it. Queries have a
-one there, so that attention gives no weight to positions after the sound.
+has more elements than a head: one of them is a large negative number after the sound and zero within it. Each query has
+a 1 at this element, so that attention gives no weight to positions after the sound.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def short(name: str) -> str:
 
 
 def decoder_of(made: ModelProto, sizes: SpeechSizes) -> ModelProto:
-    """The branch over caches, as a decoder."""
+    """The branch that reads caches, as a decoder."""
     graph, wiring = made.graph, Wiring(made.graph)
     described = {value.name: value.type.tensor_type for value in graph.input}
     writer = NodeWriter(graph, "/capstan/cross")

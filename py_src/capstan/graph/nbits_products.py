@@ -1,4 +1,6 @@
-"""The products of a graph by weights in a few bits, with weights and shapes, and the sums beside them."""
+"""Finds a graph's MatMulNBits nodes, with their weights and shapes, and the sums of blocks that belong to their
+minima.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ INT8_ACTIVATIONS = 4
 
 @dataclass(frozen=True)
 class NBitsProduct:
-    """A MatMulNBits node: y = W x, W [n, k], with a scale, and maybe a zero point, for each `block` of a row."""
+    """Describes a MatMulNBits node: y = W x, W [n, k], with a scale, and maybe a zero point, for each `block` of
+    a row.
+    """
 
     weights: str
     scales: str
@@ -33,7 +37,7 @@ class NBitsProduct:
 
 
 def nbits_products(model: ModelProto) -> tuple[NBitsProduct, ...]:
-    """The nodes without a bias or an order of columns, whose weights no other node shares."""
+    """The MatMulNBits nodes without a bias or an order of columns, whose weights no other node shares."""
     found: dict[str, NBitsProduct] = {}
     wiring = Wiring(model.graph)
     shared: set[str] = set()
@@ -53,7 +57,9 @@ def nbits_products(model: ModelProto) -> tuple[NBitsProduct, ...]:
 
 
 def minima_of(wiring: Wiring, node: NodeProto, blocks: int, block: int) -> str:
-    """The minima of a product of `blocks` blocks, in the form of a GGUF file's graph; "" without minima."""
+    """The minima that belong to a matrix product of `blocks` blocks, as a GGUF file's graph has them; "" without
+    minima.
+    """
     readers = wiring.consumers.get(node.output[0], [])
     if len(readers) != 1 or readers[0].op_type != "Add" or node.output[0] in wiring.outputs:
         return ""

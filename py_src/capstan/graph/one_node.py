@@ -1,4 +1,4 @@
-"""ONNX models of a single node, for a device's allocator session and for probes."""
+"""Makes ONNX models of a single node, for a device's allocator session and for probes."""
 
 from __future__ import annotations
 

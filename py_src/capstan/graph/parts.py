@@ -1,4 +1,4 @@
-"""Ranges of a data file that fill a weight's buffer, unchanged or rearranged while loading."""
+"""Describes the ranges of a data file that fill a weight's buffer, unchanged or rearranged while loading."""
 
 from __future__ import annotations
 

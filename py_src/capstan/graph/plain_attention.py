@@ -1,10 +1,12 @@
-"""Attention in primitive operations over a cache that grows, as Optimum exports it, rewritten to GroupQueryAttention.
+"""Recognises attention in primitive operations over a cache that grows, as Optimum exports it, and rewrites it to
+GroupQueryAttention.
 
     q, k, v products -> Reshape, Transpose -> rotary embedding of q and k
     Concat(past, k), Concat(past, v) -> repeated for the query heads
     MatMul(q, k transposed), scaled -> Add(causal mask) -> Softmax -> MatMul(v) -> Transpose, Reshape
 
-Or it is one MultiHeadAttention over such a cache, as optimizers of onnxruntime and older model builders write it.
+Optimizers of onnxruntime and older model builders write one MultiHeadAttention over such a cache instead, which is also
+recognised.
 
 Every step is checked: the constants that scale, the halves that are rotated, the frequencies with the position ids, and
 that the mask is only causal. A graph with anything else in its attention stays unchanged.

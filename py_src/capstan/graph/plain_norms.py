@@ -1,4 +1,5 @@
-"""Root-mean-square norms in primitive operations, as Optimum exports them, rewritten to SimplifiedLayerNormalization.
+"""Recognises root-mean-square norms in primitive operations, as Optimum exports them, and rewrites them to
+SimplifiedLayerNormalization.
 
     x -> Pow(2) -> ReduceMean(last axis) -> Add(epsilon) -> Sqrt -> 1 / ... -> Mul(x) -> Mul(weight)
 

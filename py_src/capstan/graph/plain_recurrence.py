@@ -1,4 +1,5 @@
-"""Rewrites the operators around LinearAttention and experts to ones with WebGPU kernels in onnxruntime-web.
+"""Rewrites experts and the operators around LinearAttention to operators that have WebGPU kernels in
+onnxruntime-web.
 
 LpNormalization(x)             x over its root mean square (SimplifiedLayerNormalization), over the root of its length
 LinearAttentionGate(a, t, d, b) decay: Mul(Softplus(Add(a, t)), d), in float32; beta: Sigmoid(b)
@@ -24,7 +25,9 @@ FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16)
 
 
 def plain_recurrence(model: ModelProto) -> ModelProto:
-    """The same model with these operators expressed in plain ones, where types and sizes are known; others stay."""
+    """The same model with these operators replaced by plain operators, if types and sizes are known. Other operators
+    stay.
+    """
     if not any(node.op_type in OPERATORS for node in model.graph.node):
         return model
     result = copy_of(model)

@@ -1,9 +1,9 @@
-"""Pools an encoder's hidden states to one vector a row.
+"""Pools an encoder's hidden states to one vector for each row.
 
     hidden [B, S, H], capstan_weights [B, 1, S] float32 -> Cast, MatMul -> capstan_pooled [B, 1, H] float32
 
 The weights determine which tokens count: all of a text equally (mean), the first one (cls) or the last one. Every opset
-has these two operators.
+has Cast and MatMul.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16}
 
 
 def sentence_output(model: ModelProto) -> str | None:
-    """The output that has one vector a row already, [B, H]; None if there is none."""
+    """The output that already has one vector for each row, [B, H]; None if no output has it."""
     return next((value.name for value in model.graph.output if value.name in SENTENCE and is_float(value, 2)), None)
 
 

@@ -1,4 +1,4 @@
-"""Key/value caches whose elements have 8 or 4 bits, in the packing of onnxruntime's WebGPU provider.
+"""Stores key/value caches in 8 or 4 bits for each element, in the packing of onnxruntime's WebGPU provider.
 
 With the provider's option kvCacheQuantizationBits, GroupQueryAttention writes a head of a position as one float32 scale
 and its elements, packed into 32-bit words. The tensors of the caches keep their element type: their last dimension is

@@ -1,4 +1,5 @@
-"""Products by weights that a DequantizeLinear node would convert to floats in every run become MatMulNBits nodes.
+"""Replaces matrix products by MatMulNBits nodes if a DequantizeLinear node would convert their weights to floats in
+every run.
 
     DequantizeLinear(W, scales[, zero points]) [-> Transpose] -> MatMul | Gemm      becomes      MatMulNBits [-> Add]
 
@@ -28,12 +29,12 @@ LEAST_BLOCK = 16
 
 
 class NotOneProductError(Exception):
-    """Raised for a product that stays unchanged; the message is the reason."""
+    """Raised for a matrix product that stays unchanged; the message is the reason."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """A product by quantized weights."""
+    """Describes a matrix product with quantized weights."""
 
     dequantize: NodeProto
     product: NodeProto
@@ -90,7 +91,7 @@ def product_of(wiring: Wiring, product: NodeProto) -> Found | None:
 
 
 class Rewriter:
-    """Puts a MatMulNBits node in the place of one product. Raises NotOneProductError."""
+    """Puts a MatMulNBits node in the place of one matrix product. Raises NotOneProductError."""
 
     def __init__(self, model: ModelProto, wiring: Wiring, found: Found) -> None:
         self.graph, self.wiring, self.found = model.graph, wiring, found

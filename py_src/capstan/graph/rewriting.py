@@ -1,4 +1,4 @@
-"""The facts that the passes over a graph share."""
+"""Holds the facts that the passes over a graph share."""
 
 from __future__ import annotations
 

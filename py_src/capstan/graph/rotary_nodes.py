@@ -1,4 +1,5 @@
-"""Nodes that compute a rotary table, in a graph or a branch of an If: cosines or sines of positions times frequencies.
+"""Writes and recognises nodes that compute a rotary table, in a graph or a branch of an If. The table has cosines or
+sines of positions times frequencies.
 
 onnxruntime computes them once, when it makes the session.
 """

@@ -19,8 +19,8 @@ MOST_NODES = 64
 
 @dataclass(frozen=True)
 class GraphSlice:
-    """Consecutive nodes. `reads` are tensors from other nodes and the graph's inputs, `weights` the initializers,
-    `makes` the results of the nodes.
+    """Describes consecutive nodes. `reads` are tensors from other nodes and the graph's inputs, `weights` are the
+    initializers, and `makes` are the results of the nodes.
     """
 
     nodes: tuple[NodeProto, ...]

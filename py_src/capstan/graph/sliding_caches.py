@@ -1,4 +1,4 @@
-"""Caches of attention over a window that hold only the last positions.
+"""Lets caches of attention over a window hold only the last positions.
 
 Such a cache has room for the window and for the positions that run next. It holds positions from a base on; before it
 is full, the rows of the last window move to its front, and the base grows (device/webgpu/sliding.py). In the graph, the

@@ -1,4 +1,5 @@
-"""Attention with a soft cap on its scores, or over another layer's caches, in operators that onnxruntime-web computes.
+"""Rewrites attention with a soft cap on its scores, or over another layer's caches, to operators that onnxruntime-web
+computes.
 
 Its GroupQueryAttention on WebGPU ignores the cap, and the window of a node that writes no caches; on the CPU such a
 node reads foreign memory (1.30; a native 1.30 crashes, 1.31 is right). The rewrite keeps the node without the cap, so

@@ -1,11 +1,12 @@
-"""A speech decoder with the inputs of a text decoder: a mask, which gives lengths, and positions.
+"""Gives a speech decoder the inputs of a text decoder: a mask, which gives lengths, and positions.
 
 The export takes both from the size of its growing caches. With a mask plain_attention.py recognises its attention,
 whose caches then have one size and are written in place:
 
     Slice(table, Shape(past), Shape(past) + Shape(input_ids)) -> Gather(table, position_ids)
 
-Keys get a bias of zeros beside the biases of queries and values, so that one product makes all three.
+Keys get a bias of zeros beside the biases of queries and values, so that one matrix product makes keys, queries and
+values.
 """
 
 from __future__ import annotations

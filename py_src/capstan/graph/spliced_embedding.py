@@ -1,4 +1,5 @@
-"""A decoder that takes embeddings becomes one that takes ids, and features of pictures at some of its positions.
+"""Turns a decoder that takes embeddings into a decoder that takes ids, and features of pictures at some of its
+positions.
 
 The embedding graph of a vision model gives the embeddings of ids, and features in place of placeholder ids. Its part
 that embeds ids is put before the decoder. The caller gives the positions of features, so that a prompt may run in

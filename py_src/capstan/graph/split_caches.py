@@ -1,4 +1,4 @@
-"""Key/value caches that are larger than a binding of the GPU adapter, in parts of some heads each.
+"""Splits key/value caches that are larger than a binding of the GPU adapter into parts of some heads each.
 
     GroupQueryAttention(q, k, v, past [B, H, P, D])     Split(q), Split(k), Split(v)
                                                         GroupQueryAttention(q_p, k_p, v_p, past_p [B, H / N, P, D])

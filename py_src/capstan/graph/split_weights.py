@@ -1,12 +1,12 @@
-"""Weights that are larger than a binding of the GPU adapter, in parts.
+"""Splits weights that are larger than a binding of the GPU adapter.
 
     Gather(W [V, H], ids)     Gather(W_0, ids % R), Gather(W_1, ids % R) -> Where(ids / R == 1)      W_p: R rows of W
     MatMulNBits(x, W [N, K])  MatMulNBits(x, W_0), MatMulNBits(x, W_1) -> Concat                     likewise
     MatMul(x, W [K, N])       MatMul(x, W_0), MatMul(x, W_1) -> Concat                               columns of W
     Gemm(x, W, C)             Gemm(x, W_0, C_0), Gemm(x, W_1, C_1) -> Concat                         the same, or rows
 
-Rows of a table are read, and elements of a product summed, as before, so the results are equal. Tables and products
-that share the bytes of a file also share those of their parts, since equal rows give equal ranges.
+Rows of a table are read, and elements of a matrix product are summed, as before, so the results are equal. If a table
+and a matrix product share bytes of a file, their parts also share bytes, since equal rows give equal ranges.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def split_weights(
 
 
 class Splitter:
-    """Replaces nodes over a whole weight by nodes over its parts."""
+    """Replaces nodes that read a whole weight by nodes that read its parts."""
 
     def __init__(self, model: ModelProto, largest: int) -> None:
         self.graph, self.largest = model.graph, largest
@@ -209,7 +209,9 @@ class Splitter:
         return len(ranges)
 
     def below(self, node: NodeProto) -> tuple[NodeProto, NodeProto] | None:
-        """The product by minima that a GGUF file's graph adds to a product, and the sum."""
+        """The matrix product with minima that a GGUF file's graph adds to another matrix product, and the sum of
+        both.
+        """
         wiring = Wiring(self.graph)
         k, block = attribute(node, "K", 0), attribute(node, "block_size", 0)
         minima = minima_of(wiring, node, k // block if block else 0, block)

@@ -1,4 +1,4 @@
-"""Positions of text: one number each, which follows from the lengths.
+"""Simplifies the positions of a decoder of text. Each position is one number, which follows from the lengths.
 
 If a GroupQueryAttention's query and key are rotated at the positions that Capstan feeds, it rotates them itself
 instead, at the positions that follow from its lengths, which are the same. Decoders of vision-language models have

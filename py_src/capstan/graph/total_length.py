@@ -1,4 +1,4 @@
-"""Sequence lengths computed on the GPU.
+"""Lets the GPU compute the sequence lengths.
 
 Exports that are not made for graph capture take attention's `total_sequence_length` from Shape(attention_mask). That
 value is on the CPU and frozen at capture, and with a static mask it is the mask's size instead of the sequence's. The

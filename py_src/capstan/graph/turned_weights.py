@@ -1,4 +1,4 @@
-"""Weights that a graph transposes in each run are transposed once, while loading.
+"""Transposes weights once, while loading, if the graph would transpose them in each run.
 
 A model whose output projection shares the embedding's weight may have a Transpose, as Optimum exports it. onnxruntime
 would transpose an initializer once, but weights are inputs of the graph on WebGPU.

@@ -1,13 +1,13 @@
-"""The weights of a GGUF file in float32, for the CPU in a page.
+"""Converts the weights of a GGUF file to float32, for the CPU in a page.
 
     MatMulNBits(x, quants, scales) [+ MatMul(sums of x, minima)]      becomes      FusedMatMul(x, V), V [n, k]
     MatMul(x, weight)                                                 becomes      the same, V the weight transposed
     GatherBlockQuantized(quants, ids, scales) [+ Gather(minima, ids)] becomes      Gather(V, ids)
 
-V has the values of the tensor, `d * q` or `d * q + m`, with one rounding for each operation; products and tables of one
-tensor share it. V and every other rearranged weight are made while a model loads (web/src/worker/unpacked_weights.ts
-implements what capstan.device.reference.unpacked defines). benches/NOTES.md has the reason: onnxruntime-web's products
-by packed weights take 14 times as long as those by floats.
+V has the values of the tensor, `d * q` or `d * q + m`, with one rounding for each operation; matrix products and tables
+of one tensor share V. V and every other rearranged weight are made while a model loads
+(web/src/worker/unpacked_weights.ts implements what capstan.device.reference.unpacked defines). benches/NOTES.md has the
+reason: onnxruntime-web's matrix products with packed weights take 14 times as long as those with float weights.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class Unpacking:
         """The names of the matrices of values so far, by file and parts."""
 
     def product(self, node: NodeProto) -> None:
-        """Make a product by a weight of the file a product by its values; products of minima stay, and become
-        unread.
+        """Let a matrix product read float32 values instead of a packed weight of the file. Matrix products with minima
+        stay, and nothing reads them afterwards.
         """
         packed = self._entries.get(node.input[1])
         if packed is None or things_of(packed) not in ({"quants"}, {"values"}):
@@ -84,7 +84,9 @@ class Unpacking:
         self.products.replace(node, self._matrix(packed), self._is_half(node))
 
     def table(self, node: NodeProto) -> None:
-        """Make the lookup in a table of the file a lookup in its values; lookups of minima stay, and become unread."""
+        """Let a lookup read float32 values instead of a table of the file. Lookups of minima stay, and nothing reads
+        them afterwards.
+        """
         packed = self._entries.get(node.input[0])
         if packed is None or things_of(packed) == {"minima"}:
             return

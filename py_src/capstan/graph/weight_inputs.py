@@ -1,4 +1,4 @@
-"""Weights as graph inputs.
+"""Turns weights into graph inputs.
 
 onnxruntime-web copies initializers into its heap, once for each session. As inputs they are Capstan's GPU buffers,
 filled directly from the network or from disk and shared by every session. These stay initializers:
@@ -105,7 +105,7 @@ def external_entries(model: ModelProto) -> list[WeightEntry]:
 
 
 def known_external_entries(model: ModelProto) -> list[WeightEntry]:
-    """The same without those of element types unknown to WebGPU."""
+    """Every external initializer, like `external_entries`, except those of element types unknown to WebGPU."""
     external = [tensor for tensor in model.graph.initializer if tensor.data_location == TensorProto.EXTERNAL]
     return [entry_of(tensor) for tensor in external if tensor.data_type in DTYPES]
 

@@ -1,4 +1,4 @@
-"""Rows or columns of a weight as a separate weight, made from parts of the same data file."""
+"""Makes separate weights of rows or columns of a weight, from parts of the same data file."""
 
 from __future__ import annotations
 

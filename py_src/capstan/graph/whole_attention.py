@@ -1,4 +1,5 @@
-"""Attention of speech models in primitive operations, as Optimum exports it, rewritten to MultiHeadAttention.
+"""Recognises the attention of speech models in primitive operations, as Optimum exports it, and rewrites it to
+MultiHeadAttention.
 
     q, k, v products -> Reshape -> Transpose, those of a cache after it: Concat(past, k), Concat(past, v)
     MatMul(q, k transposed) -> Add(causal mask) -> Softmax -> MatMul(v) -> Transpose -> Reshape

@@ -1,4 +1,5 @@
-"""Layer norms and Gelu in primitive operations, as Optimum exports them, rewritten to one operator each.
+"""Recognises layer norms and Gelu in primitive operations, as Optimum exports them, and rewrites each to one
+operator.
 
 x - mean -> Pow(2) -> ReduceMean -> Add(epsilon) -> Sqrt -> (x - mean) / ... -> Mul(weight) -> Add(bias)
 x -> Div(sqrt 2) -> Erf -> Add(1) -> Mul(x) -> Mul(0.5), the halving before or after

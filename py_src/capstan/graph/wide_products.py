@@ -1,4 +1,4 @@
-"""Products by weights in a few bits become products by the same weights in float32, for the CPU in a page.
+"""Replaces MatMulNBits nodes by matrix products with the same weights in float32, for the CPU in a page.
 
     MatMulNBits(x, W, scales[, zero points])      becomes      FusedMatMul(x, V), V = (W - zero points) * scales, [n, k]
 
@@ -6,8 +6,8 @@ onnxruntime-web's CPU provider has no kernel of MatMulNBits for one row: it conv
 which takes ten times as long as reading floats (benches/NOTES.md). V is made while a model loads
 (web/src/worker/wide_weights.ts), with one rounding for each number, and takes 8 times the memory of four bits.
 
-Products in float16 get a Cast before and one after: the provider's own kernel also computes them in float32, and it has
-no product by float16.
+Matrix products in float16 get a Cast before and a Cast after them. The provider's own kernel also computes them in
+float32, and it has no kernel for matrix products in float16.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ class WideWeight:
 
 
 def wide_products(model: ModelProto, most: int) -> tuple[ModelProto, tuple[WideWeight, ...]]:
-    """The same model with products by float32 weights, of which at most `most` bytes are made, and these weights.
-    Products with a bias or an order of columns, other types, or weights inside model.onnx stay, and so do those beyond
-    `most`.
+    """The same model, in which matrix products use float32 weights, and these weights. At most `most` bytes of them are
+    made. MatMulNBits nodes stay if they have a bias, an order of columns, other types or weights inside model.onnx, or
+    if `most` is exceeded.
     """
     result = copy_of(model)
     graph = result.graph
@@ -146,7 +146,7 @@ class FloatProducts:
 
 
 def wide_weight(wiring: Wiring, node: NodeProto, location: str) -> WideWeight | None:
-    """The float32 weight of a product; None for a product that stays."""
+    """The float32 weight for a matrix product; None for a matrix product that stays."""
     n, k, block = (attribute(node, name, 0) for name in ("N", "K", "block_size"))
     bits, level = attribute(node, "bits", 4), attribute(node, "accuracy_level", 0)
     named = [name for name in node.input[1:] if name]

@@ -1,4 +1,4 @@
-"""The makers and readers of a graph's tensors, and its constants."""
+"""Looks up the constants of a graph, and the nodes that make and read its tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Constrained decoding: only outputs that a JSON schema, a regular expression or a grammar allows."""
+"""Constrains decoding to outputs that a JSON schema, a regular expression or a grammar allows."""
 
 from __future__ import annotations
 

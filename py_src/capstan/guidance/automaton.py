@@ -1,4 +1,4 @@
-"""A grammar as an automaton with a stack, over bytes.
+"""Turns a grammar into an automaton with a stack, which reads bytes.
 
 A state and a byte give the next state, and the states that are pushed: the automaton continues from these when a rule
 called here has ended. If a state may end its rule, the state on top of the stack may replace it. If the next byte

@@ -1,4 +1,4 @@
-"""A grammar as a graph whose edges are bytes of its outputs, the source of an automaton.
+"""Turns a grammar into a graph whose edges are bytes of its outputs; the automaton is made from this graph.
 
 States of a node are made for the state that follows it, so nodes with equal ends share states. A rule is either copied
 into the place of its use, or called: an edge names the rule and the state after the call.

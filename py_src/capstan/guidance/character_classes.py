@@ -1,4 +1,4 @@
-"""The characters of an expression's classes: \\d, \\w, \\s, `.` and \\p{...}.
+"""Defines the characters of an expression's classes: \\d, \\w, \\s, `.` and \\p{...}.
 
 Libraries differ in them: a class certainly has the characters that it has in all libraries, and possibly those that it
 has in some.

@@ -1,4 +1,4 @@
-"""Deterministic automata over characters, for the texts that several conditions all allow.
+"""Builds deterministic automata over characters, for the texts that several conditions all allow.
 
 A pattern with a length, a format or another pattern is one automaton, whose states combine those of its parts. States
 are found from the first one on, shorter texts first. At most MOST_WEIGHT are made: if there are more, longer texts are

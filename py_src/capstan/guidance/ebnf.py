@@ -1,4 +1,4 @@
-"""Grammars in the EBNF of llama.cpp and xgrammar: `root ::= "a" [0-9]+ (b | c)?`.
+"""Reads grammars in the EBNF of llama.cpp and xgrammar: `root ::= "a" [0-9]+ (b | c)?`.
 
 `#` begins a comment; repetitions are `*`, `+`, `?`, `{2}`, `{2,}` and `{2,5}`. The rule `root` is the whole output.
 """

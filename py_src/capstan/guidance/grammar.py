@@ -1,4 +1,6 @@
-"""A grammar as data, the common form of JSON schemas, regular expressions and other grammars."""
+"""Represents a grammar as data. JSON schemas, regular expressions and other grammars are all converted to this
+representation.
+"""
 
 from __future__ import annotations
 

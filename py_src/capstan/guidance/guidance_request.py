@@ -1,4 +1,4 @@
-"""A request for guidance: the kind of grammar and its text, checked and turned into rules when it is made."""
+"""Checks a request for guidance, which has the kind of grammar and its text, and turns it into rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The members of objects, and the items of arrays with unique items."""
+"""Makes grammars for the members of objects, and for the items of arrays with unique items."""
 
 from __future__ import annotations
 

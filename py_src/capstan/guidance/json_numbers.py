@@ -1,4 +1,4 @@
-"""Numbers between bounds as grammar, written without an exponent."""
+"""Makes grammars for numbers between bounds, written without an exponent."""
 
 from __future__ import annotations
 

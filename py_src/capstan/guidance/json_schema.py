@@ -1,8 +1,8 @@
-"""JSON schemas as a grammar: every text that it allows is JSON and fits the schema.
+"""Turns a JSON schema into a grammar. Every text that the grammar allows is JSON and fits the schema.
 
 Properties come in the order of the schema, unnamed ones last. Between any two parts there may be a blank, or a line
 feed with up to 64 blanks or 16 tabs: without a limit a model could write white space forever. A keyword that is not
-enforced is refused, with its place as a JSON pointer; it is never ignored.
+enforced raises an error, which gives its place as a JSON pointer; no keyword is ignored.
 """
 
 from __future__ import annotations

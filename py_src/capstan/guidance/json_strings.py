@@ -1,4 +1,4 @@
-"""Strings of a schema as a grammar: `pattern`, `format` and lengths, alone or together."""
+"""Makes grammars for the strings of a schema: `pattern`, `format` and lengths, alone or together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The text of JSON values as a grammar: strings, numbers, white space, any value."""
+"""Makes grammars for the text of JSON values: strings, numbers, white space, and any value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Grammars in Lark's notation, as llguidance reads it: rules in lower case, terminals in upper case, from `start` on.
+"""Reads grammars in Lark's notation, like llguidance. Rules are in lower case, terminals in upper case; the rule
+`start` is the whole output.
 
 Here a terminal is a rule like others, not a word that a lexer splits off first: texts are allowed if the grammar allows
 them in any reading. `%ignore`d text may follow each terminal and each text of a rule. Also supported: `%json { schema

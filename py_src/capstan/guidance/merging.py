@@ -1,4 +1,4 @@
-"""One JSON schema for the values that fit two of them."""
+"""Merges two JSON schemas into one schema, for the values that fit both."""
 
 from __future__ import annotations
 

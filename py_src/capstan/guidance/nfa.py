@@ -1,4 +1,5 @@
-"""Expressions with look-around and anchors as deterministic automata, whose states are sets of an expression's states.
+"""Turns expressions with look-around and anchors into deterministic automata, whose states are sets of an expression's
+states.
 
 Look-ahead is a promise that a walk through the expression carries: a set of states that later text keeps or breaks.
 Look-behind has a set of states that follows every text. Look-behind within look-ahead works; other look-around within

@@ -1,4 +1,4 @@
-"""Regular expressions as a grammar: the syntax that Rust's `regex` crate, Python and JavaScript share.
+"""Reads regular expressions as a grammar, in the syntax that Rust's `regex` crate, Python and JavaScript share.
 
 The whole output must match. `\\d` and `\\w` are ASCII's, `\\s` is Unicode's white space, `.` is any character except a
 line feed (with `(?s)` any). Back references are refused, with their column. A schema's `pattern` is for any library: it

@@ -1,4 +1,4 @@
-"""Reads a grammar's text from left to right; refusals name line and column."""
+"""Reads a grammar's text from left to right. Its errors name the line and the column."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The keywords of JSON schemas: those that are enforced, and their valid values.
+"""Lists the keywords of JSON schemas that are enforced, and their valid values.
 
 A keyword that no version of JSON Schema has is ignored, unless it looks like a misspelt one. An invalid value is
 refused with a GuidanceError that names its place as a JSON pointer.

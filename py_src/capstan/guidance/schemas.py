@@ -1,5 +1,5 @@
-"""Schemas within a schema: references, merged schemas, and the values or names that a schema allows if these are
-few.
+"""Resolves schemas within a schema: references, merged schemas, and the values or names that a schema allows if these
+are few.
 """
 
 from __future__ import annotations

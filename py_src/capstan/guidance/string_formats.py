@@ -1,4 +1,4 @@
-"""The values of `format` that strings may have, as expressions."""
+"""Defines the values of `format` that strings may have, as expressions."""
 
 from __future__ import annotations
 

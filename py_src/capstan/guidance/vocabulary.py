@@ -1,4 +1,6 @@
-"""The bytes of each token, from tokenizer.json, in the alphabet of byte-level tokenizers: one character per byte."""
+"""Reads the bytes of each token from tokenizer.json, in the alphabet of byte-level tokenizers: one character for each
+byte.
+"""
 
 from __future__ import annotations
 

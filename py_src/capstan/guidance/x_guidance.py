@@ -1,4 +1,4 @@
-"""llguidance's options at the top of a schema: the text between parts, and the meaning of oneOf."""
+"""Reads llguidance's options at the top of a schema: the text between parts, and the meaning of oneOf."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interface to Capstan's surroundings: a page, or CPython with the reference device."""
+"""Defines the interface to Capstan's surroundings: a page, or CPython with the reference device."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ T = TypeVar("T")
 
 
 class Host(Protocol):
-    """The host's files, clock and waits; `device.device_host.DeviceHost` has its devices, too."""
+    """The interface to the host's files, clock and waits. `device.device_host.DeviceHost` adds the host's devices."""
 
     def now(self) -> float:
-        """Milliseconds on the clock of all time stamps."""
+        """The time in milliseconds. All time stamps use this clock."""
 
     def begin_trace(self) -> None:
-        """Record the work of devices for a trace; a trace that has begun continues."""
+        """Record the work of devices for a trace. A trace that has already begun continues."""
 
     async def end_trace(self) -> HostSpans:
-        """End recording; returns the recorded spans."""
+        """End the recording, and return the recorded spans."""
 
     def can_wait(self) -> bool:
-        """Whether a synchronous call may block here."""
+        """Whether a synchronous call may block at this point."""
 
     def wait(self, awaitable: Awaitable[T]) -> T:
         """Block until the awaitable is done."""
@@ -39,75 +39,83 @@ class Host(Protocol):
         """Run a task in the background; its error is not reported."""
 
     def stall_after(self, seconds: float) -> None:
-        """From now on abort a request after that time without a byte."""
+        """From now on, abort any request that receives no byte for this time."""
 
     def configure(self, ort_url: str | None) -> None:
-        """See `configure`."""
+        """Set the address of onnxruntime-web; see the function `configure`."""
 
     async def read(
         self, folder: str, name: str, most: int = MOST_BYTES, progress: Callable[[int, int], None] | None = None
     ) -> bytes:
-        """A file of a model folder. Raises ModelFileError if it cannot be read, or has more than `most` bytes."""
+        """Read a file of a model folder. Raises ModelFileError if it cannot be read, or has more than `most` bytes."""
 
     async def read_optional(self, folder: str, name: str) -> bytes | None:
-        """A file of a model folder, of at most MOST_BYTES; None if there is none."""
+        """Read a file of a model folder, of at most MOST_BYTES. Returns None if the folder has no such file."""
 
     async def read_graph(self, folder: str, name: str, keep: bool, progress: Progress) -> bytes:
-        """An ONNX file. Weights inside it are not read, and become external data of the same file. With `keep` the file
-        may be kept in the browser's storage. Raises ModelFileError.
+        """Read an ONNX file without the weights inside it: these become external data that lie in the same file. With
+        `keep` the browser's storage may keep the file. Raises ModelFileError.
         """
 
     async def read_weights(self, folder: str, name: str, offset: int, length: int) -> bytes:
-        """Bytes of a data file of a model folder, read from storage if it is stored. Raises ModelFileError."""
+        """Read bytes of a data file of a model folder, from storage if the file is stored. Raises ModelFileError."""
 
     async def open_weights(self, folder: str, location: str, keep: bool) -> WeightData:
-        """A data file of a model folder; with `keep` it may be kept in the browser's storage. Raises ModelFileError."""
+        """Open a data file of a model folder. With `keep` the browser's storage may keep the file. Raises
+        ModelFileError.
+        """
 
     async def adopt_files(self, folder: str, names: Sequence[str]) -> str:
-        """The address of these files of a folder of Python's own file system."""
+        """Make these files of a folder in Python's own file system readable for the host, and return the folder's
+        address.
+        """
 
     async def exists(self, folder: str, name: str) -> bool:
         """Whether a model folder has a file. Raises ModelFileError if that is unknown."""
 
     async def listing(self, folder: str) -> Mapping[str, int | None] | None:
-        """The sizes of the files of a model folder and its subfolders by name (None if unknown); None if they cannot be
-        listed.
+        """The sizes of the files of a model folder and its subfolders, by name; an unknown size is None. The result is
+        None if the files cannot be listed.
         """
 
     async def dtypes(self, device: str) -> Sequence[str]:
-        """The dtypes of capstan.loading.repository, the best for the device first."""
+        """The dtypes of capstan.loading.repository. The best dtype for the device is first."""
 
     def tokenizer_backend(self, tokenizer_json: str, tokenizer_config_json: str) -> Any:
-        """The backend of capstan.tokenizer.Tokenizer."""
+        """Make the backend that does the work of a capstan.tokenizer.Tokenizer."""
 
     def token_walks(self, tokens: TokenBytes) -> TokenWalks:
-        """The tokens of a vocabulary on the host, for masks."""
+        """Put the tokens of a vocabulary into the host's memory, where masks are computed from them."""
 
     async def phonemize(self, text: str, language: str) -> str:
         """The phonemes of an English text, for a Kokoro model; `language` is 'en-US' or 'en-GB'. Raises OptionError if
-        there is no library for it.
+        no library for this is installed.
         """
 
     async def adopt(self, path: Any, keep: bool) -> str:
-        """The name, ending in a slash, of the folder given to `Model.load`. With `keep` a hub's repository may be in
+        """The name of the folder given to `Model.load`; it ends in a slash. With `keep`, a hub's repository may stay at
         the state of its last load, and the small files of a folder may be kept.
         """
 
     def gguf_place(self, path: str) -> tuple[str, str] | None:
-        """The folder, for `adopt`, and the name of the GGUF file at a path or address; None for a folder. Raises
-        OptionError for an address with a query that may change the answer.
+        """For the path or address of a GGUF file: its folder, for `adopt`, and its name. The result is None for a
+        folder. Raises OptionError for an address with a query that may change the answer.
         """
 
     async def ready_made(self, name: str, size: int, dtype: str) -> ReadyMade | None:
-        """The site's ready-made results for GGUF files of this name, size and dtype; None if it has none."""
+        """The site's ready-made results for GGUF files of this name, size and dtype; None if the site has no such
+        results.
+        """
 
     async def forget(self, addresses: Sequence[str] | None) -> int:
-        """Remove the kept small files of hubs' repositories and servers' folders that have, or are, one of these
-        addresses; None means all. Returns the freed bytes of repositories.
+        """Remove the kept small files of hubs' repositories and servers' folders. `None` removes all; addresses select
+        a repository or folder that has, or is, such an address. Returns the freed bytes of repositories.
         """
 
     async def backing(self, folder: str) -> Backing | None:
-        """The storage for files of one kind that outlasts a page load or process; None if there is none."""
+        """The storage for files of one kind that outlasts a page load or a process; None if the host has no such
+        storage.
+        """
 
 
 def wait_here(host: Host, awaitable: Coroutine[Any, Any, T], name: str, twin: str) -> T:
@@ -136,7 +144,7 @@ def current_host() -> Host:
 
 
 def configure(*, ort_url: str | None = None) -> None:
-    """Set the address of onnxruntime-web, before the first model; None leaves it unchanged.
+    """Set the address of onnxruntime-web, before the first model is loaded. None leaves the address unchanged.
 
     `ort_url` is the address of a folder with the files of its `dist/`, relative to the page or, in a worker, to the
     worker's script. A page made by `build.py` knows it. Raises OptionError if onnxruntime-web was loaded already, and

@@ -1,4 +1,4 @@
-"""Files of this interpreter's own file system: regular ones only, read within a bound."""
+"""Reads files of this interpreter's own file system. Only regular files are read, up to a size limit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KINDS = {
 
 
 def open_file(path: Path) -> BinaryIO:
-    """A regular file, open for reading; never waits for another process. Raises ModelFileError."""
+    """Open a regular file for reading, without waiting for another process. Raises ModelFileError."""
     try:
         opened = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except (OSError, ValueError) as error:
@@ -35,7 +35,7 @@ def open_file(path: Path) -> BinaryIO:
 
 
 def read_file(path: Path, most: int) -> bytes:
-    """The bytes of a regular file. Raises ModelFileError, also if there are more than `most`."""
+    """Read the bytes of a regular file. Raises ModelFileError if it cannot be read, or has more than `most` bytes."""
     with open_file(path) as file:
         size = os.fstat(file.fileno()).st_size
         data = b""

@@ -15,8 +15,8 @@ __all__ = ["Leaving", "when_dropped"]
 def when_dropped(
     owner: object, host: Host, free: Callable[[], Coroutine[Any, Any, None] | None]
 ) -> weakref.finalize[Any, Any]:
-    """Have `host` begin the coroutine that `free` returns, once `owner` is dropped; `free` must not refer to `owner`.
-    None means that there is nothing to do, because `owner` was closed. At the end of the program nothing is done.
+    """Let `host` begin the coroutine that `free` returns once `owner` is dropped; `free` must not refer to `owner`. If
+    `free` returns None there is nothing to do, because `owner` was closed. At the end of the program nothing is done.
     """
 
     def dropped() -> None:
@@ -30,13 +30,15 @@ def when_dropped(
 
 
 class Leaving:
-    """Dropped generators of a model whose decoders are being released, for the next generator."""
+    """Keeps track of a model's dropped generators whose decoders are still being released; the next generator waits for
+    them.
+    """
 
     def __init__(self) -> None:
         self._under_way: set[asyncio.Event] = set()
 
     def give_back(self, work: Coroutine[Any, Any, None]) -> Coroutine[Any, Any, None]:
-        """Return the same work, for which `settled` waits from now on."""
+        """Return the same work. From now on `settled` waits for it."""
         done = asyncio.Event()
         self._under_way.add(done)
 
@@ -50,6 +52,6 @@ class Leaving:
         return noted()
 
     async def settled(self) -> None:
-        """Wait for the releases under way."""
+        """Wait until the releases under way have ended."""
         for done in tuple(self._under_way):
             await done.wait()

@@ -1,4 +1,4 @@
-"""The phases of a load: the start and end of each, in milliseconds since the load was requested."""
+"""Measures the phases of a load: the start and end of each phase, in milliseconds since the load was requested."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ class LoadTimes:
 
     @contextmanager
     def of(self, name: str) -> Iterator[None]:
-        """Measure a phase; a phase in several parts lasts from the first to the last."""
+        """Measure a phase. If a phase has several parts, it lasts from the start of the first to the end of the
+        last.
+        """
         begun = self._now() - self._start
         try:
             yield
@@ -47,7 +49,7 @@ def during_load(now: Callable[[], float]) -> Iterator[LoadTimes]:
 
 @contextmanager
 def phase(name: str) -> Iterator[None]:
-    """Measure a phase of the load under way; outside of a load only a trace records it."""
+    """Measure a phase of the load under way. Outside of a load only a trace records the phase."""
     times = current.get()
     with span(name, "load"), nullcontext() if times is None else times.of(name):
         yield

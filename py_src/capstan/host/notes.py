@@ -1,4 +1,4 @@
-"""Keeps facts for later page loads, as small texts in the browser's storage.
+"""Keeps facts for later page loads as small texts in the browser's storage.
 
 A note has a key (everything on which it depends) and a name, which holds at most one note. A note is returned only for
 the key with which it was written; if anything has changed since, the fact is determined again.
@@ -28,14 +28,18 @@ OLD = re.compile("[0-9a-f]{64}")
 
 
 class Notes:
-    """The notes of this origin. Without storage nothing is noted; a failure of the storage is a step down."""
+    """The notes of this origin. Without storage nothing is noted, and a failure of the storage is counted as a step
+    down.
+    """
 
     def __init__(self, backing: Backing | None = None, folder: str = FOLDER) -> None:
         self._backing = backing
         self._folder = folder
 
     async def read(self, name: str, key: str) -> str | None:
-        """The note; None if there is none for this key, or if it is damaged, which is a step down."""
+        """Read the note of this name. The result is None if there is no note for this key. It is also None if the note
+        is damaged, which is counted as a step down.
+        """
         try:
             backing = await self._open()
             text = await backing.read_text(file_name(name)) if backing else None
@@ -54,7 +58,7 @@ class Notes:
         return None
 
     async def write(self, name: str, key: str, content: str) -> None:
-        """Store a note; it replaces any other of that name."""
+        """Store a note. It replaces any other note of that name."""
         try:
             backing = await self._open()
             if backing is None:
@@ -69,7 +73,7 @@ class Notes:
             self._without(error)
 
     async def has(self, name: str) -> bool:
-        """Whether there is a note of that name, for any key."""
+        """Whether there is a note of that name with any key."""
         try:
             backing = await self._open()
             return backing is not None and file_name(name) in await backing.names()
@@ -112,7 +116,9 @@ def digest(text: str) -> str:
 
 
 def seal(name: str, of_key: str, content: str) -> str:
-    """The first line of a note: the digest of its key, and a digest of the whole note; both must match."""
+    """The first line of a note: a digest of its key and a digest of the whole note. A note is valid only if both
+    digests match.
+    """
     return f"{of_key} {digest(json.dumps([name, of_key]) + content)}"
 
 

@@ -1,4 +1,4 @@
-"""Results that a site has ready-made for known files, so that a first visit need not compute them."""
+"""Describes results that a site has ready-made for known files, so that a first visit need not compute them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["ReadyGraphs", "ReadyMade"]
 
 @dataclass(frozen=True)
 class ReadyGraphs:
-    """The texts of the graphs for WebGPU and for the CPU, and their sources."""
+    """The texts of the graphs for WebGPU and for the CPU, and the files from which they were made."""
 
     about: str
     webgpu: str
@@ -19,7 +19,7 @@ class ReadyGraphs:
 
 @dataclass(frozen=True)
 class ReadyMade:
-    """The results for a GGUF file and a dtype; valid for a file whose header has this digest."""
+    """The ready-made results for a GGUF file and a dtype. They are valid for a file whose header has this digest."""
 
     header: int
     """The bytes of the header."""

@@ -1,4 +1,4 @@
-"""The retries, and the pauses between them, of a request that broke off, stalled, or was refused temporarily."""
+"""Retries a request that broke off, stalled or was rejected temporarily, with pauses between the tries."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LONGEST_WAIT_SECONDS = 30.0
 
 
 async def pause(tried: int, error: BrokenDownloadError | None) -> bool:
-    """Wait before the next try; False if there is none. `tried` is the number of tries so far."""
+    """Wait before the next try. Returns False if no try is left; `tried` is the number of tries so far."""
     asked = error.wait if error is not None and error.wait is not None else 0.0
     if tried >= TRIES or asked > LONGEST_WAIT_SECONDS:
         return False
@@ -35,7 +35,9 @@ async def pause(tried: int, error: BrokenDownloadError | None) -> bool:
 
 
 async def retried(work: Callable[[], Awaitable[T]]) -> T:
-    """The result of a request. Raises ModelFileError with the last failure after the last try."""
+    """Send a request, with retries, and return its result. Raises ModelFileError with the last failure after the last
+    try.
+    """
     tried = 0
     while True:
         try:
@@ -47,7 +49,7 @@ async def retried(work: Callable[[], Awaitable[T]]) -> T:
 
 
 def times(tried: int, error: BrokenDownloadError | None) -> str:
-    """The number of tries, in the words of messages."""
+    """The number of tries, as words for a message."""
     asked = f"; the server requests a wait of {error.wait:.0f} s" if error is not None and error.wait else ""
     return f"{tried} time{'' if tried == 1 else 's'}{asked}"
 

@@ -1,4 +1,4 @@
-"""Spans of time that are kept during a trace (capstan.trace); without a trace noting a span only reads a variable."""
+"""Keeps spans of time during a trace (capstan.trace). Without a trace, noting a span only reads a variable."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Spans:
     dropped: int = 0
 
     def add(self, span: Span) -> None:
-        """Keep a span, or count it if there are too many."""
+        """Keep a span. If there are too many spans, only count it."""
         if len(self.kept) < self.most:
             self.kept.append(span)
         else:
@@ -50,7 +50,7 @@ class Spans:
 
 @dataclass(frozen=True)
 class HostSpans:
-    """The spans that the host recorded outside of Python."""
+    """Holds the spans that the host recorded outside of Python."""
 
     spans: list[Span]
     dropped: int
@@ -77,7 +77,7 @@ def begin(now: Callable[[], float]) -> None:
 
 
 def end() -> Spans:
-    """End the trace; returns its spans. Raises OptionError without a trace."""
+    """End the trace, and return its spans. Raises OptionError without a trace."""
     global _taken
     if _taken is None:
         raise OptionError(

@@ -1,4 +1,6 @@
-"""The interfaces that the loading of weights uses: sources, the loop over shards, stored files, sinks."""
+"""Defines the interfaces that the loading of weights uses: sources, stored files, and sinks, which receive a file's
+bytes.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ MOST_GRAPH_BYTES = (2 << 30) - 1
 
 
 class BrokenDownloadError(CapstanError):
-    """A download broke off; it may be tried again, after `wait` seconds if its server named a time (Retry-After)."""
+    """A download broke off. It may be tried again, after `wait` seconds if the server named a time (Retry-After)."""
 
     def __init__(self, message: str, wait: float | None = None) -> None:
         super().__init__(message)
@@ -44,7 +46,7 @@ class BrokenDownloadError(CapstanError):
 
 @dataclass(frozen=True)
 class SourceIdentity:
-    """A source's identity, known before its bytes are read."""
+    """Identifies the file of a source before its bytes are read."""
 
     name: str
     """Its URL, or 'file:' and the path of a picked file."""
@@ -57,7 +59,7 @@ class SourceIdentity:
 
     @property
     def key(self) -> str | None:
-        """A name for exactly these bytes, from the source's validator; None without one."""
+        """A name for exactly these bytes, made from the source's validator; None if the source has no validator."""
         if self.size is None or self.validator is None:
             return None
         return short_hash(f"{self.name}\n{self.validator}\n{self.size}")
@@ -82,17 +84,17 @@ def short_hash(text: str) -> str:
 
 
 class Sink(Protocol):
-    """The target of a file's bytes: GPU buffers, or memory."""
+    """Receives a file's bytes, into GPU buffers or into memory."""
 
     async def finish(self) -> None:
-        """Called after the last byte; wait until all bytes are in place."""
+        """Wait until all bytes are in place; called after the last byte."""
 
     def close(self) -> None:
         """End a load that is under way, and free its buffers."""
 
 
 class MemorySink(Sink, Protocol):
-    """Part of a file in memory outside of Python's heap."""
+    """Holds part of a file in memory outside of Python's heap."""
 
     def to_bytes(self) -> bytes:
         """A copy of these bytes."""
@@ -100,10 +102,10 @@ class MemorySink(Sink, Protocol):
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """A part of a file to load, and the facts about it; sizes and offsets in bytes.
+    """Describes a part of a file to load; sizes and offsets are in bytes.
 
-    Shards that the sink wants are loaded, and with a `journal` all others. A stored shard comes from the open file, any
-    other from the source.
+    Shards that the sink wants are loaded. With a `journal` all other shards are loaded, too. A stored shard is read
+    from the open file, any other shard from the source.
     """
 
     start: int
@@ -137,7 +139,7 @@ class LoadPlan:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The progress of the loading of a part."""
+    """How far the loading of a part has come."""
 
     at: int
     """The sink has its bytes up to this offset. After a 'write' problem this includes the shard that met it."""
@@ -156,7 +158,7 @@ class Outcome:
 
 
 class Source(Protocol):
-    """The bytes of one file."""
+    """Gives the bytes of one file."""
 
     identity: SourceIdentity
 
@@ -168,7 +170,7 @@ class Source(Protocol):
         report: Callable[[int], None],
         hashed: Callable[[int, bytes], None] | None,
     ) -> Outcome:
-        """Load a part of the file from the open file or the source into the sink, in ascending order
+        """Load a part of the file into the sink, in ascending order, from the open file or the source
         (web/src/worker/storage/weight_load.ts). Calls `told` with the offset that was reached, and `hashed` with the
         start and the bytes of each shard. Raises WeightsChangedError, ModelFileError, and the sink's errors.
         """
@@ -180,7 +182,7 @@ class Source(Protocol):
 
 
 class DataFile(Protocol):
-    """A stored file, open."""
+    """A stored file that is open."""
 
     exclusive: bool
     """No other page can write it while it is open."""
@@ -192,7 +194,7 @@ class DataFile(Protocol):
 
 
 class Backing(Protocol):
-    """Files in the browser's storage; every method may raise StorageError."""
+    """Stores files in the browser's storage. Every method may raise StorageError."""
 
     kind: str
     """'opfs' or 'cache'."""
@@ -206,24 +208,28 @@ class Backing(Protocol):
         """Remove a file; no error if there is none, StorageError if another tab has it open."""
 
     async def open(self, name: str, size: int, shard_size: int, write: bool) -> DataFile:
-        """Open a file. With `write` it is made if it does not exist, and locked; without, it must have `size` bytes."""
+        """Open a file. With `write` the file is locked, and is made if it does not exist; without `write` it must have
+        `size` bytes.
+        """
 
     async def free_bytes(self) -> int | None:
         """The bytes that the browser still lets this origin store."""
 
 
 class WeightData(Protocol):
-    """A data file of a model: stored bytes from the store, others from its source
+    """A data file of a model. Stored bytes are read from the store, all others from the file's source
     (capstan.weights.weight_file.WeightFile).
     """
 
     @property
     def content(self) -> str | None:
-        """A name of these bytes, for sharing; None if no digest confirms them."""
+        """A name of these bytes, by which they are shared; None if no digest confirms them."""
 
     @property
     def key(self) -> str | None:
-        """The key of the source's identity, which does not change when the file is stored; None without one."""
+        """The key of the source's identity, which does not change when the file is stored; None if the source has no
+        key.
+        """
 
     @property
     def address(self) -> str:
@@ -240,7 +246,7 @@ class WeightData(Protocol):
         """A few bytes, without loading the rest."""
 
     async def load(self, sink: Sink, end: int, progress: Callable[[int, int], None]) -> None:
-        """Give the sink the parts of the file that it wants, and store the file; the model needs the first `end`
+        """Give the sink the parts of the file that it wants, and store the file. The model needs only the first `end`
         bytes.
         """
 

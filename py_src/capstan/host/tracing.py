@@ -1,4 +1,4 @@
-"""Traces: the times of load, Python, submits, waits, copies and the GPU in one file, which opens in Perfetto.
+"""Records traces: one file has the times of load, Python, submits, waits, copies and the GPU, and opens in Perfetto.
 
 The format is Chrome's (JSON Object Format): complete events in microseconds on one clock, and the names of the tracks.
 Spans that overlap without containing each other, such as the waits for queued bursts, are on separate lanes.
@@ -27,7 +27,7 @@ PROCESS = 1
 
 
 class TraceFile:
-    """The file of a trace: tested before the work begins, then written as a whole or not at all."""
+    """The file of a trace. It is tested before the work begins, and then written as a whole or not at all."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Raises OptionError if the file cannot be written."""
@@ -71,7 +71,7 @@ class Trace:
 
     @property
     def content(self) -> dict[str, Any]:
-        """The trace in the form for JSON. Raises OptionError while it is under way."""
+        """The trace as data for a JSON file. Raises OptionError while it is under way."""
         if self._content is None:
             raise OptionError("the trace is under way: read it after the block of `async with capstan.trace()`")
         return self._content
@@ -97,20 +97,20 @@ async def trace(path: str | os.PathLike[str] | None = None) -> AsyncIterator[Tra
 
 
 def begin_trace() -> None:
-    """Begin a trace. Raises OptionError if one is under way."""
+    """Begin a trace. Raises OptionError if another trace is under way."""
     host = current_host()
     spans.begin(host.now)
     host.begin_trace()
 
 
 async def end_trace() -> dict[str, Any]:
-    """End the trace; returns it in the form for JSON. Raises OptionError if none is under way."""
+    """End the trace, and return it as data for a JSON file. Raises OptionError if no trace is under way."""
     ended = spans.end()
     return chrome_trace(ended, await current_host().end_trace())
 
 
 def chrome_trace(ours: Spans, host: HostSpans) -> dict[str, Any]:
-    """A trace in Chrome's format of Python's spans and the host's."""
+    """Merge Python's spans and the host's spans into a trace in Chrome's format."""
     events: list[dict[str, Any]] = [metadata("process_name", 0, name="Capstan")]
     slices: list[dict[str, Any]] = []
     tid = 0
@@ -149,7 +149,7 @@ class Slice:
 
 
 class Lane:
-    """Slices in the order of their starts, each pair nested or disjoint."""
+    """Holds slices in the order of their starts. Any two of them are nested or disjoint."""
 
     def __init__(self) -> None:
         self.slices: list[Slice] = []
@@ -157,7 +157,9 @@ class Lane:
         """The ends of the slices that contain the last one, and its own."""
 
     def takes(self, later: Slice) -> bool:
-        """Whether a slice that does not begin earlier fits after the last one or into it."""
+        """Whether a slice fits after the last slice or into it. The slice must not begin earlier than the last
+        slice.
+        """
         while self._ends and self._ends[-1] <= later.begin:
             self._ends.pop()
         return not self._ends or later.end <= self._ends[-1]
@@ -168,7 +170,7 @@ class Lane:
 
 
 def lanes(slices: Iterable[Slice]) -> list[list[Slice]]:
-    """The slices of a track by lane: each is on the first lane that takes it."""
+    """Assign the slices of a track to lanes: each slice goes to the first lane that has room for it."""
     found: list[Lane] = []
     for each in sorted(slices, key=lambda each: (each.begin, -each.end)):
         lane = next((lane for lane in found if lane.takes(each)), None)

@@ -35,7 +35,7 @@ def no_progress(what: str, done: int, total: int) -> None:
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a model."""
+    """The place of a model: a file, or a folder."""
 
     folder: str
     """The address of its folder, ending in a slash."""
@@ -78,10 +78,10 @@ async def find_model(
     overlay: Mapping[str, Any] | None = None,
     hears: bool | None = None,
 ) -> FoundModel:
-    """The model at a place. `dtype` names one of several dtypes of a repository, or the activations' type over a GGUF
-    file; None takes the one that suits the device. With `keep` a file that holds graph and weights is stored, if this
-    host stores files. `overlay` is laid over genai_config.json; see `laid_over`. `hears` requires a speech model, or
-    excludes one.
+    """Find the model at a place. `dtype` names one of several dtypes of a repository, or the activations' type for a
+    GGUF file; None takes the dtype that suits the device. With `keep` a file that holds graph and weights is stored, if
+    this host stores files. `overlay` changes genai_config.json; see `laid_over`. `hears` requires a speech model, or
+    excludes it.
 
     Raises ConfigError, ModelFileError, OptionError, UnsupportedModelError.
     """
@@ -153,7 +153,8 @@ def with_caches(config: GenaiConfig, options: CacheOptions) -> GenaiConfig:
 
 def laid_over(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Lay one JSON value over another: objects are merged field by field, every other value is replaced. Providers'
-    options are added to the existing ones, as in onnxruntime-genai; of an option that occurs twice the last one counts.
+    options are added to the existing options, as in onnxruntime-genai. If an option occurs twice, the last value
+    counts.
     """
     found = dict(base)
     for name, value in changes.items():
@@ -200,7 +201,7 @@ async def find_in_repository(
 
 
 async def find_seeing(host: Host, folder: str, config: bytes, dtype: str, keep: bool, progress: Progress) -> FoundModel:
-    """A model that sees pictures in tiles."""
+    """Find a model that sees pictures in tiles."""
     from ..graph import parse  # noqa: PLC0415  (protobuf is for repositories only)
 
     files = [onnx_file(dtype, name) for name in SEEING]
@@ -213,8 +214,8 @@ async def find_seeing(host: Host, folder: str, config: bytes, dtype: str, keep: 
 async def choose_dtype(
     host: Host, folder: str, device: str, dtype: str | None, graphs: Sequence[str] = ("model",)
 ) -> str:
-    """The requested dtype, or the best one for the device of which all graphs exist. Raises ModelFileError if there is
-    none.
+    """The requested dtype, or else the best dtype for the device for which all graphs exist. Raises ModelFileError if
+    there is no such dtype.
     """
     names = await host.listing(folder)
 

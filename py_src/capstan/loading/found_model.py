@@ -1,4 +1,4 @@
-"""A found model, and the note that keeps it for later pages."""
+"""Describes a found model, and keeps it in a note for later pages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["FoundModel", "as_note", "from_note", "key_of", "named"]
 
 @dataclass(frozen=True)
 class FoundModel:
-    """A model: its configuration and facts, and the graphs that had to be read for these."""
+    """Describes a model: its configuration and facts, and the graphs that had to be read to find them."""
 
     config: GenaiConfig
     graphs: Mapping[str, bytes] = field(default_factory=dict)
@@ -30,18 +30,18 @@ class FoundModel:
 
 
 def named(found: FoundModel, name: str) -> FoundModel:
-    """The model with this name in messages; the note of a ready-made model has the site's name."""
+    """Give the model this name in messages. Without this, the note of a ready-made model has the site's name."""
     return replace(found, config=replace(found.config, name=name))
 
 
 def key_of(files: Mapping[str, WeightData], dtype: str) -> str | None:
-    """The key of the note of a model in these files; None if one of them may change unnoticed."""
+    """The key for the note of a model in these files; None if one of the files may change unnoticed."""
     keys = [files[name].key for name in sorted(files)]
     return None if None in keys else json.dumps([build(), keys, dtype])
 
 
 def as_note(found: FoundModel) -> str:
-    """The text of a GGUF file's model."""
+    """The text of a note about a GGUF file's model."""
     graphs = {name: b64encode(data).decode() for name, data in found.graphs.items()}
     return json.dumps({"config": config_to_json(found.config), "graphs": graphs, "tokenizer": found.tokenizer})
 

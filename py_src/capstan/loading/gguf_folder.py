@@ -1,4 +1,4 @@
-"""Finds the model in GGUF files; its graph is written from their headers."""
+"""Finds the model in GGUF files. Its graph is written from their headers."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ ELEMENTS = {"fp16": "float16", "fp32": "float32"}
 
 
 def gguf_of(folder: str, sizes: Mapping[str, int | None]) -> str | None:
-    """The name of the model's GGUF file among a folder's files; None if there is none, or if there is a graph. Raises
-    ModelFileError for several models.
+    """The name of the model's GGUF file among a folder's files. The result is None if there is no GGUF file, or if the
+    folder has a graph. Raises ModelFileError for several models.
     """
     models = gguf_models(sizes)
     if not models or any(name.endswith(".onnx") for name in sizes):
@@ -44,7 +44,7 @@ def gguf_of(folder: str, sizes: Mapping[str, int | None]) -> str | None:
 
 
 def gguf_models(sizes: Mapping[str, int | None]) -> dict[str, int | None]:
-    """The sizes of the models among a folder's files, by their first file; None if unknown."""
+    """The sizes of the GGUF models among a folder's files, by the first file of each model; an unknown size is None."""
     models: dict[str, int | None] = {}
     for name, size in sorted(sizes.items()):
         if is_gguf(name):
@@ -61,8 +61,9 @@ def listed(sizes: Mapping[str, int | None]) -> str:
 
 
 async def find_gguf(host: Host, folder: str, name: str, device: str, dtype: str | None, keep: bool) -> FoundModel:
-    """The model of a GGUF file or of its shards. Its graph is written here, and names parts of the files as weights.
-    The model is noted for later pages, since a vocabulary takes about a second. The site may have it ready-made.
+    """Find the model of a GGUF file or of its shards. Its graph is written here; the weights of the graph are parts of
+    the files. A note keeps the model for later pages, since reading a vocabulary takes about a second. The site may
+    have the model ready-made.
     """
     if dtype is None:
         dtype = "fp16" if (await host.dtypes(device))[0].endswith("f16") else "fp32"
@@ -117,7 +118,7 @@ async def derived_with_note(
 async def derived(
     host: Host, folder: str, name: str, names: Sequence[str], files: dict[str, WeightData], dtype: str, keep: bool
 ) -> FoundModel:
-    """The model of the files with these names. The file `name` is already open; the others are opened here."""
+    """Make the model of the files with these names. The file `name` is already open; the others are opened here."""
     # The other shards are requested after the named one has given their number.
     headers = {name: await read_shard(files[name], folder, name, names)}
     await open_others(host, folder, names, files, keep)
@@ -129,8 +130,8 @@ async def derived(
 
 
 def written(file: GgufFile, name: str, dtype: str, small: Mapping[str, bytes]) -> FoundModel:
-    """The model of a header. `name` is the name of its first file; `small` has the bytes of tensors that are constants
-    of the graph.
+    """Make the model that a header describes. `name` is the name of its first file; `small` has the bytes of tensors
+    that are constants of the graph.
     """
     from ..graph.gguf.builder import write_graph  # noqa: PLC0415  (protobuf is for GGUF files only)
 
@@ -149,7 +150,7 @@ class Header:
 
 
 async def open_shard(host: Host, folder: str, name: str, names: Sequence[str], keep: bool) -> WeightData:
-    """One of the files of a model."""
+    """Open one of the files of a model."""
     try:
         return await host.open_weights(folder, name, keep)
     except ModelFileError as error:
@@ -169,7 +170,7 @@ async def open_others(host: Host, folder: str, names: Sequence[str], files: dict
 
 
 async def read_shard(data: WeightData, folder: str, name: str, names: Sequence[str]) -> Header:
-    """The header of one of the files of a model."""
+    """Read the header of one of the files of a model."""
     from ..graph.gguf.rotary import MOST_BYTES, SMALL_TENSORS  # noqa: PLC0415  (protobuf is for GGUF files only)
 
     if data.size is None:

@@ -1,4 +1,4 @@
-"""The graphs of a model besides its decoder: an encoder of sound, or a vision and an embedding graph."""
+"""Reads the graphs of a model besides its decoder: an encoder of sound, or a vision graph and an embedding graph."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ __all__ = ["open_beside", "read_beside"]
 async def read_beside(
     host: Host, folder: str, config: GenaiConfig, graphs: Mapping[str, bytes], keep: bool
 ) -> dict[str, bytes]:
-    """The graphs of a model that sees, its decoder after the embedding graph. Raises ModelFileError,
-    UnsupportedModelError."""
+    """Read the graphs of a model that sees. Its decoder is joined to the embedding graph before it. Raises
+    ModelFileError, UnsupportedModelError.
+    """
     about, found = config.vision, dict(graphs)
     assert about is not None
     for name in (DECODER, EMBEDDING):
@@ -37,7 +38,7 @@ async def open_beside(
     decoder: DeviceModel,
     keep: bool,
 ) -> None:
-    """Open the graph that makes features of sounds or pictures beside a decoder, which is closed on failure."""
+    """Open the graph that makes features of sounds or pictures for a decoder. If that fails, the decoder is closed."""
     about, device = decoder.memory.description, decoder.memory.interface
     try:
         if config.encoder is not None:

@@ -1,4 +1,4 @@
-"""The table of a model's options: one row for each.
+"""Lists a model's options in a table with one row for each option.
 
 A row generates the parameter of Python's functions, the field of a page's requests and the option of the JavaScript API
 (buildtools/wire.py), each with its check, and the option of the command line. A class determines which callers accept
@@ -52,7 +52,9 @@ class Row:
     """Whether Python accepts more texts than a page; the host checks these."""
 
     def refusal(self, name: str, value: Any) -> str | None:
-        """The message about an invalid value, with the option's name at the caller; None for a valid one."""
+        """The message about an invalid value, with the name that the caller uses for the option; None if the value is
+        valid.
+        """
         if self.choices and value not in self.choices:
             described = ", ".join(map(repr, self.choices)) + (", or None" if self.default is None else "")
             return f"{name} is {value!r}; it must be one of {described}"
@@ -190,7 +192,7 @@ def rows(table: Any) -> dict[str, Row]:
 
 
 def taken(table: type[Table], given: Mapping[str, Any]) -> Table:
-    """The options of a class, with given or default values."""
+    """The options of a class, with the given values and defaults for the others."""
     found = {
         name: row.default if given.get(name) is None else given[name] for name, row in rows(cast(Any, table)).items()
     }

@@ -76,7 +76,7 @@ def facts_report(facts: ModelFacts, search: SearchOptions) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Opened:
-    """A model that was loaded from a folder, with the folder's small files."""
+    """Holds a model that was loaded from a folder, with the folder's small files."""
 
     folder: str
     config: GenaiConfig
@@ -108,7 +108,7 @@ class Source:
         return not self.options.get("disable_file_mapped_weights")
 
     def tape_options(self, config: GenaiConfig) -> TapeOptions:
-        """The way to run decode steps: the caller's, or the configuration's, or from a tape."""
+        """The way to run decode steps: the caller's option, else the configuration's, else from a tape."""
         configured = config.decoder.capture
         capture = self.options.get("capture")
         if capture is not None or configured is None:
@@ -116,7 +116,7 @@ class Source:
         return replace(self.tape, capture="tape" if configured.on else "off", configured=configured.where)
 
     def device_for(self, config: GenaiConfig | None = None) -> str:
-        """The device to open; before the configuration is known, 'auto' stands for its device."""
+        """The device to open. Before the configuration is known, 'auto' stands for the configuration's device."""
         device = self.options.get("device", "auto")
         if device != CONFIGURED:
             return device
@@ -142,7 +142,7 @@ def source_of(path: Any, options: LoadOptions) -> Source:
 
 
 def set_stall_timeout(host: Host, seconds: float | None) -> None:
-    """Raises OptionError."""
+    """Set the time after which a request without a byte is aborted. Raises OptionError."""
     if seconds is not None:
         host.stall_after(require_stall_timeout(seconds))
 
@@ -203,8 +203,8 @@ async def open_model(host: DeviceHost, source: Source, make_tokenizer: MakeToken
 
 
 class TokenizerBeside:
-    """Makes a model's tokenizer while its weights load: they rarely need this thread, and a vocabulary takes it tenths
-    of a second.
+    """Makes a model's tokenizer while its weights load. Loading weights rarely needs this thread, and reading a
+    vocabulary takes tenths of a second.
     """
 
     def __init__(self, make: Callable[[], Any], progress: Progress) -> None:
@@ -214,14 +214,14 @@ class TokenizerBeside:
         self._making: asyncio.Task[Any] | None = None
 
     def told(self, what: str, done: int, total: int) -> None:
-        """Report the progress of the load to its callback."""
+        """Report the progress of the load to the load's callback."""
         self._progress(what, done, total)
         if done and self._making is None:
             self._making = asyncio.get_event_loop().create_task(self._begin(), context=self._context)
 
     def made(self) -> Any:
-        """The tokenizer; None if no weights were loaded, or after an error, which a later request for the tokenizer
-        raises.
+        """The tokenizer. It is None if no weights were loaded, or after an error; a later request for the tokenizer
+        raises that error.
         """
         if self._making is None or not self._making.done():
             return None
@@ -235,8 +235,8 @@ class TokenizerBeside:
 
 
 def configured_device(config: GenaiConfig) -> str:
-    """The device of the providers in genai_config.json: 'webgpu' if it is among them, else 'cpu'; 'auto' if a page has
-    none of the providers, and for a repository. Raises ConfigError for an unknown name.
+    """The device of the providers in genai_config.json: 'webgpu' if it is one of the providers, else 'cpu'. The result
+    is 'auto' if a page has none of the providers, and for a repository. Raises ConfigError for an unknown name.
     """
     if config.decoder.providers is None:
         return "auto"
@@ -265,7 +265,7 @@ def given_graphs(files: Mapping[str, bytes], config: GenaiConfig) -> dict[str, b
 
 @dataclass(frozen=True)
 class Configuration:
-    """The contents of a folder's small files, read without the graph: enough for a Tokenizer."""
+    """Holds the contents of a folder's small files, read without the graph. These are enough for a Tokenizer."""
 
     host: Host
     config: GenaiConfig
@@ -285,7 +285,9 @@ def read_configuration(path: Any, overlay: Mapping[str, Any] | None = None) -> C
 
 
 def shortened(config: GenaiConfig, context_length: int) -> GenaiConfig:
-    """The configuration with sequences that end at `context_length`; warns if its own length is greater."""
+    """The configuration with sequences that end at `context_length`. Warns if the model's own context length is
+    greater.
+    """
     if context_length == config.context_length:
         return config
     fall_back(
@@ -364,7 +366,7 @@ async def read_tokenizer(host: Host, place: Place) -> dict[str, bytes | None]:
 
 
 def with_tokenizer(folder: str, contents: Mapping[str, bytes | None]) -> dict[str, str]:
-    """The texts of the existing files, by name in the folder. Raises ModelFileError without a tokenizer.json,
+    """The texts of the files that exist, by their names in the folder. Raises ModelFileError without a tokenizer.json,
     ConfigError for a file that is not text.
     """
     files = {name: utf_8(content, folder + name) for name, content in contents.items() if content is not None}
@@ -380,8 +382,8 @@ PAUSES = (0.0, 0.25, 0.5)
 
 
 async def opened_again(open_model: Callable[[], Awaitable[DeviceModel]], lost: Exception) -> DeviceModel:
-    """Calls `open_model` again until there is a device. Raises DeviceLostError if there is none, and any other error of
-    `open_model`.
+    """Call `open_model` again until a device is found. Raises DeviceLostError if there is no device, and any other
+    error of `open_model`.
     """
     last: Exception = lost
     for pause in PAUSES:

@@ -1,4 +1,4 @@
-"""Repositories of models that see pictures in tiles (Idefics 3, SmolVLM), as Transformers.js reads them.
+"""Reads repositories of models that see pictures in tiles (Idefics 3, SmolVLM), in the layout of Transformers.js.
 
 config.json, generation_config.json, preprocessor_config.json, tokenizer.json, ...
 onnx/decoder_model_merged.onnx, onnx/embed_tokens.onnx, onnx/vision_encoder.onnx, and their other dtypes
@@ -30,7 +30,7 @@ OF_THE_MODEL = ("_name_or_path", "bos_token_id", "eos_token_id", "model_type", "
 def seeing_config(
     config: bytes, generation: bytes | None, decoder: ModelProto, files: Sequence[str], folder: str
 ) -> GenaiConfig:
-    """The genai_config.json for these files, those of SEEING. Raises ConfigError."""
+    """Make the genai_config.json for the files of SEEING. Raises ConfigError."""
     root = Section(folder + "config.json", "", parse_object(config, folder + "config.json"))
     text, vision = root.section("text_config"), root.section("vision_config")
     whole = {key: root.value[key] for key in OF_THE_MODEL if root.value.get(key) is not None}

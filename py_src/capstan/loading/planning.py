@@ -1,4 +1,4 @@
-"""Devices and plans without a model: open a device, check whether a model would fit it."""
+"""Opens devices and plans loads without a model: it checks whether a model would fit a device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ __all__ = ["open_device", "plan"]
 
 
 async def open_device(device: str = "auto") -> DeviceInterface:
-    """A device of this page, to allocate and copy on: 'webgpu', 'wasm', 'auto', or 'reference' on CPython. Close it.
+    """Open a device of this page, to allocate memory and copy on it: 'webgpu', 'wasm', 'auto', or 'reference' on
+    CPython. The caller must close it.
 
     The page has one GPU device: models, sessions and buffers of the page share it. Raises OptionError,
     DeviceUnavailableError.
@@ -32,9 +33,9 @@ async def plan(
     budget: int | None = None,
     **options: Unpack[FitOptions],
 ) -> Fit:
-    """Whether the model folder `path`, as Model.load takes it with these options and `max_length`, and `batch_size`
-    sequences of that length (its context length unless given) would fit the device, computed from the graph before
-    anything is allocated.
+    """Compute whether a model and its sequences would fit a device, from the graph and before anything is allocated.
+    `path` and the options are those of Model.load. There are `batch_size` sequences of `max_length` tokens; without
+    `max_length` the model's context length is used.
 
     A false Fit names the limit, the tensor that exceeds it, and the largest max_length that fits, with the present type
     of caches and with each type that allows a larger one. `fit.requirements` has the bytes of each pool,

@@ -1,4 +1,5 @@
-"""Repositories as Transformers.js reads them, and the genai_config.json that describes one of their models.
+"""Reads repositories in the layout of Transformers.js, and makes the genai_config.json that describes one of their
+models.
 
     config.json, generation_config.json, tokenizer.json, tokenizer_config.json, chat_template.jinja
     onnx/model.onnx, onnx/model_q4f16.onnx, onnx/model_q4f16.onnx_data, onnx/model_q4f16.onnx_data_1, ...
@@ -74,7 +75,7 @@ CONTEXT = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq
 
 
 def require_dtype(dtype: str | None) -> str | None:
-    """The canonical name of a dtype. Raises OptionError with the valid names."""
+    """The canonical name of a dtype. Raises OptionError, which lists the valid names."""
     if dtype == "quantized":
         return "q8"
     if dtype is not None and dtype not in DTYPES:
@@ -83,7 +84,7 @@ def require_dtype(dtype: str | None) -> str | None:
 
 
 def onnx_file(dtype: str, graph: str = "model") -> str:
-    """A graph's file below the repository."""
+    """The path of a graph's file below the repository."""
     return f"onnx/{graph}{DTYPES[dtype]}.onnx"
 
 
@@ -163,7 +164,9 @@ def derived_config(
 
 
 def stated_name(config: Mapping[str, Any]) -> str | None:
-    """The name of config.json's model: the last part of the id under which it was saved, if that is an id."""
+    """The name of the model in config.json: the last part of the id under which it was saved. None if config.json has
+    no such id.
+    """
     source = config.get("_name_or_path")
     match = re.fullmatch(r"\w[\w.-]*/(?P<name>[\w.-]+)", source) if isinstance(source, str) else None
     return match["name"] if match else None
@@ -192,7 +195,7 @@ LAYERED = re.compile(r"^(?P<front>(?:past|present)\D*)(?P<layer>\d+)(?P<back>\D*
 
 
 def caches(values: Iterable[ValueInfoProto]) -> Caches:
-    """The inputs, or the outputs, that exist once for each layer."""
+    """The graph's inputs, or its outputs, that exist once for each layer."""
     found: Caches = {}
     for value in values:
         match = LAYERED.match(value.name)
@@ -202,7 +205,7 @@ def caches(values: Iterable[ValueInfoProto]) -> Caches:
 
 
 def pattern(found: Caches, kind: str, default: str) -> str:
-    """The name of the "key" or "value" caches."""
+    """The name of the "key" or "value" caches of all layers."""
     return next((name for name in found if kind in name.rpartition("%d")[2]), default)
 
 
@@ -241,12 +244,12 @@ def decoder_of(root: Section, model: ModelProto, filename: str, inputs: Caches, 
 
 
 def given(node: NodeProto | None, name: str) -> int | None:
-    """An attribute's value, None if there is none."""
+    """The value of an attribute; None if the node does not have it."""
     return next((int(item.i) for item in node.attribute if item.name == name), None) if node is not None else None
 
 
 def cache_size(root: Section, keys: tuple[str, ...], cache: ValueInfoProto, place: int, usual: int | None) -> int:
-    """A dimension of the caches: the graph's, or config.json's, or the usual one."""
+    """A dimension of the caches: the graph's value, else config.json's value, else the usual value."""
     dims = cache.type.tensor_type.shape.dim
     size = dims[place].dim_value if len(dims) == 4 and dims[place].dim_value > 0 else None
     if size is None and all(root.value.get(key) is None for key in keys) and usual is not None:
@@ -255,7 +258,7 @@ def cache_size(root: Section, keys: tuple[str, ...], cache: ValueInfoProto, plac
 
 
 def agreed(root: Section, keys: tuple[str, ...], found: int | None, where: str) -> int:
-    """A number that config.json and the graph both contain. Raises ConfigError if they differ."""
+    """A number that config.json and the graph both contain. Raises ConfigError if the two differ."""
     key = next((key for key in keys if root.value.get(key) is not None), None)
     if key is None and found is not None:
         return found
@@ -266,7 +269,7 @@ def agreed(root: Section, keys: tuple[str, ...], found: int | None, where: str) 
 
 
 def field(root: Section, keys: tuple[str, ...]) -> int:
-    """The first existing field of these; all have the limit of the first one."""
+    """The first of these fields that exists. All of them have the limit of the first field."""
     key = next((key for key in keys if root.value.get(key) is not None), keys[0])
     value, most = root.value.get(key), LARGEST.get(keys[0], MOST)
     if type(value) is not int or not 1 <= value <= most:
@@ -277,13 +280,13 @@ def field(root: Section, keys: tuple[str, ...]) -> int:
 
 
 def special(section: Section, key: str, vocab_size: int) -> int | None:
-    """A special token's id, the first of several."""
+    """A special token's id. If config.json lists several ids, it is the first."""
     found = section.tokens(key, vocab_size)
     return found[0] if found else None
 
 
 def last_size(model: ModelProto, output: str) -> int | None:
-    """The last dimension of an output, None if it is free."""
+    """The size of the last dimension of an output; None if it is free."""
     for value in model.graph.output:
         dims = value.type.tensor_type.shape.dim
         if value.name == output and dims and dims[-1].dim_value > 0:
@@ -292,7 +295,7 @@ def last_size(model: ModelProto, output: str) -> int | None:
 
 
 def original_length(root: Section) -> int:
-    """The number of positions for which the short factors of a long rope hold; 0 without such a rope."""
+    """The number of positions up to which the short factors of a long rope apply; 0 without a long rope."""
     for key in ("rope_scaling", "rope_parameters"):
         scaling: Any = root.value.get(key)
         if isinstance(scaling, Mapping) and scaling.get("rope_type", scaling.get("type")) in ("longrope", "su"):
@@ -305,7 +308,7 @@ def original_length(root: Section) -> int:
 
 
 def require_plain_positions(model: ModelProto) -> None:
-    """Raise UnsupportedModelError for position ids with several numbers a token, as in vision models."""
+    """Raise UnsupportedModelError for position ids with several numbers for a token, as in vision models."""
     for value in model.graph.input:
         dims = value.type.tensor_type.shape.dim
         if value.name == InputNames.position_ids and len(dims) != 2:

@@ -1,10 +1,11 @@
-"""Speech models in Transformers.js' layout, and the genai_config.json that describes one.
+"""Reads repositories of speech models in the layout of Transformers.js, and makes the genai_config.json that describes
+such a model.
 
     config.json, generation_config.json, preprocessor_config.json, tokenizer.json
     onnx/encoder_model.onnx, onnx/decoder_model_merged.onnx, onnx/encoder_model_q4.onnx, ...
 
 When they are read, Whisper's graphs become those of onnxruntime-genai's builder (graph/merged_decoder.py), and
-Moonshine's become a pair of the same form (graph/moonshine_decoder.py).
+Moonshine's become a similar pair (graph/moonshine_decoder.py).
 """
 
 from __future__ import annotations
@@ -86,15 +87,15 @@ KINDS = {
 
 
 def speech_file(name: str, dtype: str) -> str:
-    """A graph's file below the repository."""
+    """The path of a graph's file below the repository."""
     return f"onnx/{name}{DTYPES[dtype]}.onnx"
 
 
 async def find_speech(
     host: Host, folder: str, config: bytes, device: str, dtype: str | None, keep: bool, progress: Progress
 ) -> tuple[GenaiConfig, Mapping[str, bytes]]:
-    """The configuration of a speech model, and its graphs by name. `dtype` is that of both; None takes for each the one
-    that suits the device. Raises ConfigError, ModelFileError, UnsupportedModelError.
+    """Find the configuration of a speech model, and its graphs by name. `dtype` applies to both graphs; None takes for
+    each graph the dtype that suits the device. Raises ConfigError, ModelFileError, UnsupportedModelError.
     """
     root = Section(folder + "config.json", "", parse_object(config, folder + "config.json"))
     files = [await choose_file(host, folder, name, device, dtype) for name in SPEECH_FILES]
@@ -108,7 +109,7 @@ async def find_speech(
 
 
 async def choose_file(host: Host, folder: str, name: str, device: str, dtype: str | None) -> str:
-    """The file of a graph in the requested dtype, or in the best one for the device. Raises ModelFileError."""
+    """The file of a graph in the requested dtype, or else in the best dtype for the device. Raises ModelFileError."""
     names = await host.listing(folder)
 
     async def is_there(each: str) -> bool:
@@ -158,7 +159,7 @@ def sizes_of(root: Section, encoder: str, decoder: str) -> SpeechSizes:
 
 
 def derived_speech(root: Section, generation: bytes | None, folder: str, encoder: str, decoder: str) -> GenaiConfig:
-    """The genai_config.json of the pair. Raises ConfigError."""
+    """Make the genai_config.json for the encoder and the decoder. Raises ConfigError."""
     declared = Section(folder + GENERATION_CONFIG, "", parse_object(generation or b"{}", folder + GENERATION_CONFIG))
     kind = kind_of(root)
     vocab_size, width = field(root, ("vocab_size",)), field(root, (kind.width,))

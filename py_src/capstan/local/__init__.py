@@ -1,1 +1,1 @@
-"""The host of CPython, where the reference device computes, and its parts."""
+"""Implements the host of CPython, where the reference device computes, and its parts."""

@@ -18,7 +18,7 @@ __all__ = ["DiskSource"]
 
 
 class DiskMemory:
-    """Part of a file, as a capstan.host.storage_interface.MemorySink."""
+    """Implements capstan.host.storage_interface.MemorySink for part of a file on disk."""
 
     def __init__(self, start: int, length: int) -> None:
         self.start = start
@@ -40,7 +40,7 @@ class DiskMemory:
 
 
 class DiskSource:
-    """A capstan.host.storage_interface.Source."""
+    """Implements capstan.host.storage_interface.Source for a file on disk."""
 
     def __init__(self, path: Path) -> None:
         """Raises ModelFileError."""
@@ -57,7 +57,7 @@ class DiskSource:
         report: Callable[[int], None],
         hashed: Callable[[int, bytes], None] | None,
     ) -> Outcome:
-        """Stores nothing; see capstan.host.storage_interface.Source."""
+        """Load a part of the file; nothing is stored. See capstan.host.storage_interface.Source."""
         assert isinstance(sink, DiskMemory)
         at = plan.start
         with open_file(self._path) as opened:

@@ -1,4 +1,6 @@
-"""Locks that are files: one process holds such a file, and others get an error. A dead process holds none."""
+"""Implements locks that are files. One process holds such a file, and other processes get an error. A process that has
+ended holds no lock.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ class FileLock:
 
 
 def held(path: Path) -> BinaryIO:
-    """The file, open and locked. Raises HeldError, OSError."""
+    """Open the file and lock it. Raises HeldError, OSError."""
     while True:
         with contextlib.ExitStack() as undo:
             file = undo.enter_context(path.open("a+b"))

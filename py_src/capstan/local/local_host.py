@@ -1,4 +1,4 @@
-"""The Host of CPython: model folders on disk, run by the reference device."""
+"""Implements the Host of CPython: it reads model folders on disk, and the reference device runs them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class LocalHost:
-    """See capstan.host.Host."""
+    """Implements capstan.host.Host on CPython."""
 
     def now(self) -> float:
         return time.perf_counter() * 1e3
@@ -54,7 +54,9 @@ class LocalHost:
         return True
 
     def wait(self, awaitable: Awaitable[T]) -> T:
-        """Run to the end; inside a running event loop on a thread, since nothing here needs the loop."""
+        """Run the awaitable to its end. Inside a running event loop it runs on another thread, since nothing here needs
+        the loop.
+        """
 
         async def result() -> T:
             return await awaitable
@@ -66,7 +68,7 @@ class LocalHost:
         return on_a_thread(result())
 
     def begin(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run immediately: a notebook's loop does not run while a synchronous call blocks it."""
+        """Run the task immediately: a notebook's loop does not run while a synchronous call blocks it."""
         self.wait(work)
 
     def stall_after(self, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""capstan.guidance.masks.TokenWalks on CPython: with numpy, all tokens together, byte by byte."""
+"""Implements capstan.guidance.masks.TokenWalks on CPython. With numpy, all tokens are walked together, byte by byte."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Level:
 
 
 class LocalTokenWalks:
-    """See TokenWalks; shared beginnings of tokens are walked once."""
+    """Implements TokenWalks. Beginnings that several tokens share are walked once."""
 
     def __init__(self, tokens: TokenBytes) -> None:
         starts = np.array(tokens.ends, np.int64) & 0x7FFFFFFF
@@ -53,7 +53,7 @@ class LocalTokenWalks:
 
 
 class LocalTokenWalk:
-    """See TokenWalk. Its table has 0 for unknown entries."""
+    """Implements TokenWalk. Its table has 0 for unknown entries."""
 
     def __init__(self, walks: LocalTokenWalks, classes: bytes, step: Callable[[int, int], int]) -> None:
         self._walks = walks

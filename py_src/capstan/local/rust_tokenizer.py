@@ -1,4 +1,4 @@
-"""The tokenizer of CPython for capstan.tokenizer; its packages are in the extra `reference`."""
+"""Implements the backend of capstan.tokenizer on CPython; its packages are in the extra `reference`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ __all__ = ["LocalBackend"]
 
 @contextmanager
 def no_panic() -> Iterator[None]:
-    """Turns a Rust panic, a BaseException in Python, into an error of the input."""
+    """Convert a panic of the Rust library into a ValueError. In Python such a panic is a BaseException, which callers
+    would not catch.
+    """
     try:
         yield
     except BaseException as error:
@@ -20,7 +22,7 @@ def no_panic() -> Iterator[None]:
 
 
 class LocalBackend:
-    """On CPython: the `tokenizers` package."""
+    """Tokenizes on CPython with the `tokenizers` package."""
 
     def __init__(self, tokenizer_json: str, tokenizer_config_json: str = "{}") -> None:
         import tokenizers  # noqa: PLC0415  (in the extra `reference`)

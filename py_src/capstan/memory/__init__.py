@@ -1,4 +1,4 @@
-"""Memory that is planned, shared and visible: spans, copies, pools and the ledger."""
+"""Plans, shares and shows memory: spans, copies, pools and the ledger."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ledger: live bytes of every device by category and owner, at any time."""
+"""Keeps the ledger: the live bytes of every device by category and owner, at any time."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Ledger:
     entries: tuple[LedgerEntry, ...]
 
     def bytes(self, *, device: str | None = None, category: str | None = None, owner: str | None = None) -> int:
-        """Live bytes, of one device, category or owner if given."""
+        """The number of live bytes, of one device, category or owner if it is given."""
         return sum(entry.bytes for entry in self.of(device, category, owner))
 
     def buffers(self, *, device: str | None = None, category: str | None = None, owner: str | None = None) -> int:
-        """Live buffers, of one device, category or owner if given."""
+        """The number of live buffers, of one device, category or owner if it is given."""
         return sum(entry.buffers for entry in self.of(device, category, owner))
 
     def of(self, device: str | None, category: str | None, owner: str | None) -> list[LedgerEntry]:
@@ -63,7 +63,7 @@ accounts: dict[int, Account] = {}
 
 
 def keep_account(account: Account) -> Callable[[], None]:
-    """Include the entries of `account` in every `ledger()`; call the result to end that."""
+    """Include the entries of `account` in every `ledger()`. Calling the returned function ends that."""
     key = max(accounts, default=0) + 1
     accounts[key] = account
     return lambda: accounts.pop(key, None) and None

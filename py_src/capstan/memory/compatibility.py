@@ -1,4 +1,5 @@
-"""Whether two memories hold the same bytes, so that a tensor in one can be used from the other without a copy.
+"""Decides whether two memories hold the same bytes, so that a tensor in one memory can be used from the other without a
+copy.
 
 This is onnxruntime's DevicesAreMemoryCompatible (pull request 28037) for a page: there "the CPU" is several WebAssembly
 memories, none of which addresses another, and memory that the host maps is no storage on WebGPU. `way_between` plans
@@ -31,8 +32,8 @@ class Way(Enum):
 
 
 def way_between(source: MemoryInfo, destination: MemoryInfo) -> Way:
-    """How a tensor in `source` gets to `destination`: between memories of one device, or between Python's heap and a
-    device.
+    """Find how a tensor in `source` gets to `destination`, between memories of one device, or between Python's heap and
+    a device.
     """
     if why_incompatible(source, destination) is None:
         return Way.SHARED
@@ -47,11 +48,12 @@ def devices_are_memory_compatible(a: MemoryInfo, b: MemoryInfo, capabilities: Ca
 
 
 def why_incompatible(a: MemoryInfo, b: MemoryInfo, capabilities: Capabilities | None = None) -> str | None:
-    """The reason why bytes have to be copied between `a` and `b`; None if both can share them. Symmetric.
+    """The reason why bytes have to be copied between `a` and `b`; None if both can share the bytes. The order of `a`
+    and `b` does not matter.
 
-    `capabilities` are those that the probe of the device found; if one of the two is host memory, of the other's
-    device. Without them only the usage flags of the buffers are known. Alignment is not considered: it belongs to a
-    tensor, not to a memory.
+    `capabilities` are those that the probe of the device found. If `a` or `b` is host memory, the device is that of the
+    other memory. Without `capabilities` only the usage flags of the buffers are known. Alignment is not considered: it
+    belongs to a tensor, not to a memory.
     """
     for place in (a, b):
         if capabilities is not None and place.memory_type is MemoryType.HOST_ACCESSIBLE and not capabilities.staging:

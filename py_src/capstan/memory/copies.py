@@ -17,8 +17,9 @@ __all__ = ["CopyStep", "plan_copies"]
 
 
 class CopyStep(NamedTuple):
-    """`bytes` bytes of one buffer to another place, as if all were read before any is written; buffers by their
-    handles."""
+    """Copies `bytes` bytes of one buffer to another place, as if all bytes were read before any byte is written.
+    Buffers are given by their handles.
+    """
 
     source: int
     source_offset: int
@@ -28,7 +29,7 @@ class CopyStep(NamedTuple):
 
 
 def plan_copies(pairs: Sequence[tuple[DeviceSpan, DeviceSpan]]) -> list[CopyStep]:
-    """The steps, for one submit, that copy each source to its destination of the same length, in order.
+    """Plan the steps, for one submit, that copy each source to its destination of the same length, in order.
 
     Each pair behaves as if its source were read before its destination is written. Adjacent copies are joined into one
     step. The device makes buffers of whole words, so the padding after a buffer's end may be read and overwritten.
@@ -47,7 +48,9 @@ def plan_copies(pairs: Sequence[tuple[DeviceSpan, DeviceSpan]]) -> list[CopyStep
 
 
 def step_of(source: DeviceSpan, destination: DeviceSpan) -> CopyStep:
-    """The step of one pair, extended to the end of its last word if the destination's buffer ends within that word."""
+    """The copy step of one pair. It is extended to the end of its last word if the destination's buffer ends within
+    that word.
+    """
     size = source.length
     starts = source.offset % WORD == destination.offset % WORD == 0
     if starts and not same_buffer(source, destination) and size == destination.buffer.size - destination.offset:

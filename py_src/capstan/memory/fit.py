@@ -1,4 +1,4 @@
-"""Whether a model and its sequences fit a device, computed before anything is allocated."""
+"""Computes whether a model and its sequences fit a device, before anything is allocated."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ SHARE = 2
 
 @dataclass(frozen=True)
 class Fit:
-    """The result, true if everything fits; else the limit that is exceeded most, the tensor or pool that exceeds it,
-    and a max_length that fits.
+    """Says whether everything fits, as its truth value. If not, it has the limit that is exceeded most, the tensor or
+    pool that exceeds it, and a max_length that fits.
     """
 
     requirements: MemoryRequirements
@@ -72,7 +72,7 @@ class Fit:
     @property
     def tight(self) -> str:
         """The reason why the browser may end the page although no limit of the device is exceeded, in one line with the
-        remedy; empty without one.
+        remedy. It is empty if there is no such reason.
         """
         need = self.requirements
         if not 0 < self.machine < MOST_REPORTED or SHARE * need.total.bytes <= self.machine:
@@ -84,7 +84,7 @@ class Fit:
         )
 
     def require(self) -> None:
-        """Raise OutOfMemoryError with the reason if it does not fit."""
+        """Raise OutOfMemoryError with the reason if something does not fit."""
         if self.limit is not None:
             raise OutOfMemoryError(self.reason)
 

@@ -1,4 +1,4 @@
-"""Buffers that the user gives for a pool, checked before anything uses them."""
+"""Checks buffers that the user gives for a pool, before anything uses them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ Given = Mapping[str, DeviceBuffer | DeviceSpan]
 
 @dataclass(frozen=True)
 class Pools:
-    """Buffers for the rows of a generator, by the tensor names of `query_memory_requirements`; a pool that is None is
-    allocated by the model. A buffer that is closed earlier than the generator is freed with it. `scratch` may be shared
-    by generators, and replaced by `Generator.replace_scratch`."""
+    """Buffers for the rows of a generator, by the tensor names of `query_memory_requirements`. The model allocates a
+    pool that is None. A buffer that is closed earlier than the generator is freed with the generator. Generators may
+    share `scratch`, and `Generator.replace_scratch` replaces it.
+    """
 
     persistent: Given | None = None
     io: Given | None = None
@@ -31,7 +32,7 @@ class Pools:
 def check_pools(
     items: Sequence[PoolItem], pools: Pools, memory: MemoryInfo, alignment: AlignmentRequirements
 ) -> dict[str, DeviceSpan]:
-    """The spans to use for the items of the given pools, if all of them pass; see check_given."""
+    """Check the given pools, and return the spans to use for their items; see check_given."""
     wanted: list[PoolItem] = []
     buffers: dict[str, DeviceBuffer | DeviceSpan] = {}
     for pool in ("persistent", "io", "scratch"):
@@ -47,7 +48,7 @@ def check_pools(
 def check_given(
     items: Sequence[PoolItem], buffers: Given, memory: MemoryInfo, alignment: AlignmentRequirements
 ) -> dict[str, DeviceSpan]:
-    """The spans to use for `items`, one for each name, if all of them pass; nothing is changed.
+    """Check the buffers for `items`, and return the spans to use, one for each name. Nothing is changed.
 
     The model computes in `memory`. A tensor that is `bound` needs the start of a separate buffer; the others may be
     spans of one buffer. Raises BufferMismatchError, with the expected and the given value, for an unknown or missing

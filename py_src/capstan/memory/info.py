@@ -1,4 +1,4 @@
-"""Memories in onnxruntime's terms, and the capabilities and limits of their devices."""
+"""Describes memories in onnxruntime's terms, and the capabilities and limits of their devices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Capabilities", "Limits", "MemoryInfo", "MemoryType"]
 
 
 class MemoryType(Enum):
-    """onnxruntime's OrtMemType, with its meaning in a page."""
+    """The type of a memory: onnxruntime's OrtMemType, with its meaning in a page."""
 
     DEFAULT = "default"
     """The device's own memory, in which sessions compute. On WebGPU storage buffers, which cannot be mapped."""
@@ -20,7 +20,7 @@ class MemoryType(Enum):
 
 @dataclass(frozen=True)
 class MemoryInfo:
-    """A memory in which buffers are made; onnxruntime's OrtMemoryInfo."""
+    """Describes a memory in which buffers are made, like onnxruntime's OrtMemoryInfo."""
 
     name: str
     """onnxruntime's allocator name: 'WebGPU_Buffer', 'WebGPU_Staging' or 'Cpu'."""
@@ -74,4 +74,4 @@ class Limits(Protocol):
 
     @property
     def offset_alignment(self) -> int:
-        """A bound span begins at a multiple of this number of bytes."""
+        """The alignment of bound spans: a bound span begins at a multiple of this number of bytes."""

@@ -1,4 +1,4 @@
-"""The pools of a model, whose sizes are known before anything is allocated.
+"""Computes the pools of a model, whose sizes are known before anything is allocated.
 
     weights     the external initializers; shared by every sequence of the model
     persistent  tensors that a sequence keeps from step to step: key/value cache, sampler state, token ring
@@ -65,7 +65,7 @@ SIZE_ALIGNMENT = 16
 
 @dataclass(frozen=True)
 class PoolItem:
-    """One tensor of a pool; a buffer of `bytes` bytes, which are rounded up to the size alignment, is enough for it."""
+    """Describes one tensor of a pool. A buffer of `bytes` bytes, rounded up to the size alignment, is enough for it."""
 
     name: str
     pool: Pool
@@ -80,7 +80,7 @@ class PoolItem:
 
 @dataclass(frozen=True)
 class PoolSize:
-    """Bytes of a pool; `exact` is False for an estimate."""
+    """The bytes of a pool. `exact` is False for an estimate."""
 
     bytes: int
     exact: bool = True
@@ -157,7 +157,7 @@ def cross_sizes(about: GraphDescription) -> dict[str, int]:
 
 
 def window_table_sizes(about: GraphDescription, capacity: int, chunk: int) -> dict[str, int]:
-    """Bytes of each rotary table of a sequence's sliding caches, by the name of its item."""
+    """The bytes of each rotary table that a sequence with sliding caches needs, by the name of its item."""
     if about.sliding is None:
         return {}
     room = about.sliding.room(capacity, chunk)
@@ -167,8 +167,8 @@ def window_table_sizes(about: GraphDescription, capacity: int, chunk: int) -> di
 def row_items(
     about: GraphDescription, rows: int, capacity: int, chunk: int, *, start: int = SIZE_ALIGNMENT
 ) -> tuple[PoolItem, ...]:
-    """Every tensor that `rows` joint rows of `capacity` positions hold besides the sequence that runs their prompts:
-    row after row in each, and memory for rows that replace one another.
+    """Every tensor that `rows` joint rows of `capacity` positions hold, except those of the sequence that runs their
+    prompts. Each tensor has the rows one after another, and memory for rows that replace other rows.
     """
 
     def item(name: str, pool: Pool, size: int, *, bound: bool) -> PoolItem:

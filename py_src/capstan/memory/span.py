@@ -1,4 +1,6 @@
-"""Owner and view of device memory: DeviceBuffer owns bytes, DeviceSpan is (buffer, offset, length)."""
+"""Defines the owner and the view of device memory: a DeviceBuffer owns bytes, a DeviceSpan is (buffer, offset,
+length).
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ class BufferRequest(NamedTuple):
 
 
 class DeviceBuffer:
-    """`size` bytes on a device, freed by `close` or at the end of a `with` block.
+    """Owns `size` bytes on a device, which `close` or the end of a `with` block frees.
 
     `handle` identifies them on the device: an engine handle on WebGPU, a bytearray on the CPU devices.
     `capstan.memory.ledger()` lists the bytes under `category` and `owner`.
@@ -69,7 +71,7 @@ class DeviceBuffer:
         return DeviceSpan(self, offset, self.size - offset if length is None else length)
 
     def close(self) -> None:
-        """Free the bytes, or let the last `release` do so if they are still held; closing twice is harmless."""
+        """Free the bytes. If they are still held, the last `release` frees them. Closing twice is harmless."""
         self._closed = True
         self._free_unused()
 
@@ -101,7 +103,9 @@ class DeviceBuffer:
 
 @dataclass(frozen=True)
 class DeviceSpan:
-    """`length` bytes of `buffer` from `offset`. It owns nothing: the buffer must outlive its use."""
+    """Refers to `length` bytes of `buffer` from `offset`. A span owns nothing: the buffer must outlive the use of the
+    span.
+    """
 
     buffer: DeviceBuffer
     offset: int
@@ -120,7 +124,9 @@ class DeviceSpan:
             )
 
     def sub(self, offset: int, length: int) -> DeviceSpan:
-        """`length` bytes from `offset`, counted from this span's start; inside it."""
+        """The span of `length` bytes that begins at `offset`, counted from this span's start. It must lie inside this
+        span.
+        """
         if offset < 0 or length < 0 or offset + length > self.length:
             raise BufferMismatchError(
                 f"bytes {offset} to {offset + length} of a span of {self.length} bytes; stay inside it"
@@ -129,8 +135,8 @@ class DeviceSpan:
 
 
 class Loan:
-    """Parts of buffers, by name, that a generator holds until `end`; their buffers stay open until then. A `shared`
-    loan allows other loans of the same bytes, whose content has no meaning between runs.
+    """Holds parts of buffers, by name, for a generator until `end` is called; their buffers stay open until then. A
+    `shared` loan allows other loans of the same bytes, because these bytes have no meaning between runs.
     """
 
     def __init__(self, spans: Mapping[str, DeviceSpan], *, whole: Collection[str] = (), shared: bool = False) -> None:
@@ -157,8 +163,10 @@ class Loan:
 
 
 class StridedCopy(NamedTuple):
-    """`pieces` pieces of `length` bytes each: piece i is `i * source_stride` bytes from the start of the source, and
-    goes to `i * stride` bytes from the start of the destination. Source and destination do not overlap."""
+    """Describes a copy of `pieces` pieces of `length` bytes each. Piece i begins `i * source_stride` bytes after the
+    start of the source, and goes to the place `i * stride` bytes after the start of the destination. Source and
+    destination do not overlap.
+    """
 
     source: DeviceSpan
     source_stride: int

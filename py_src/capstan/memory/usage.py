@@ -1,4 +1,4 @@
-"""Which memory each operation can use: one table for the checks of every device and of the tests' stand-ins.
+"""Lists which memory each operation can use. The checks of every device and of the tests' stand-ins use this table.
 
 WebGPU refuses a command over a buffer that lacks a usage flag, and the whole device fails with it. So the flags are
 compared before anything is encoded.
@@ -24,7 +24,7 @@ TENSOR = frozenset({"storage", "copy_src", "copy_dst"})
 
 
 class Place(NamedTuple):
-    """The memory that a device makes for one memory type."""
+    """Describes the memory that a device makes for one memory type."""
 
     name: str
     """onnxruntime's allocator name."""
@@ -46,7 +46,7 @@ PLACES = {
 
 
 class Use(NamedTuple):
-    """The usage flags that an operation needs of a buffer: one of each set is enough."""
+    """The usage flags that a buffer needs for an operation. The buffer needs one flag of each set."""
 
     words: Usage
     """For spans of whole words."""
@@ -92,7 +92,7 @@ def usage_of(memory: MemoryInfo) -> Usage:
 
 
 def in_words(span: DeviceSpan) -> bool:
-    """Whether the span is of whole words; a buffer's last word may be completed by the padding after its end."""
+    """Whether the span consists of whole words. The padding after a buffer's end may complete its last word."""
     ends = span.length % WORD == 0 or span.offset + span.length == span.buffer.size
     return span.offset % WORD == 0 and ends
 

@@ -1,1 +1,1 @@
-"""The contents of a model's files: configuration, names, hubs, JSON. `loading` opens the model that they describe."""
+"""Reads a model's files: configuration, names, hubs, JSON. `loading` opens the model that they describe."""

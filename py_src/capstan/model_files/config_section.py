@@ -1,4 +1,4 @@
-"""Reads fields of a model's configuration; every error names the file and the JSON path of the field."""
+"""Reads fields of a model's configuration. Every error names the file and the JSON path of the field."""
 
 from __future__ import annotations
 

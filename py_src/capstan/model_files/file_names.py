@@ -1,4 +1,4 @@
-"""Names of files below a model's folder, from configurations and graphs; none may lead out of the folder."""
+"""Checks names of files below a model's folder, from configurations and graphs. No name may lead out of the folder."""
 
 from __future__ import annotations
 

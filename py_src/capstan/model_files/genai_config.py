@@ -1,4 +1,5 @@
-"""genai_config.json, the file that onnxruntime-genai's model builder writes next to model.onnx, as frozen dataclasses.
+"""Reads genai_config.json, the file that onnxruntime-genai's model builder writes next to model.onnx, into frozen
+dataclasses.
 
 Every error names the file and the JSON path of the field:
 

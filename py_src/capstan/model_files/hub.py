@@ -1,4 +1,6 @@
-"""Repositories on a hub with the Hugging Face hub's API, by their ids."""
+"""Names a repository of the Hugging Face hub, or of another hub with the same API, by the repository's id, such as
+`OWNER/NAME`.
+"""
 
 from __future__ import annotations
 

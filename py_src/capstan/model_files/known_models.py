@@ -1,4 +1,4 @@
-"""The list of models that are known to fit, `capstan.models`; known_models.json has its data and their date."""
+"""Loads the list of models that are known to fit, `capstan.models`. known_models.json has the data and their date."""
 
 from __future__ import annotations
 

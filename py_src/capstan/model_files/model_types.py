@@ -1,6 +1,7 @@
-"""The names of architectures in `model.type` of genai_config.json: those that run, and the reasons why others do not.
+"""Lists the architectures in `model.type` of genai_config.json: the names that run, and the reasons why others do not
+run.
 
-The name does not affect how a model runs, which its graph determines. It identifies models that are more than one text
+The name does not affect how a model runs: the graph determines that. It identifies models that are more than one text
 decoder whose layers each have one key and one value cache, or a state that each run overwrites.
 """
 

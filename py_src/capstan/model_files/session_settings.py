@@ -1,4 +1,4 @@
-"""Options of a decoder's sessions and of their execution providers in genai_config.json."""
+"""Reads the options of a decoder's sessions and of their execution providers from genai_config.json."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CapturedRun: one run of a static-shape model as a tape of GPU commands."""
+"""Implements CapturedRun: one run of a static-shape model, recorded as a tape of GPU commands."""
 
 from __future__ import annotations
 
@@ -92,8 +92,9 @@ class CapturedRun:
 
 
 class AutomaticCapture:
-    """The capture of a session whose provider has enableGraphCapture: its first run with an IO binding is captured,
-    later ones are replays. A run that cannot be captured is eager, with a counted warning.
+    """Captures the runs of a session whose provider has enableGraphCapture. The first run with an IO binding is
+    captured, and later runs are replays. A run that cannot be captured runs eagerly; Capstan then warns once and counts
+    every such run.
     """
 
     def __init__(self) -> None:
@@ -109,8 +110,8 @@ class AutomaticCapture:
         feeds: Sequence[BoundSpan],
         outputs: dict[str, BoundOutput],
     ) -> bool:
-        """Run the bound tensors; False if the caller must run eagerly instead. Raises BindingError for other tensors
-        than those of the captured run, which a replay reads and writes.
+        """Run the bound tensors. Returns False if the caller must run eagerly instead. Raises BindingError unless they
+        are the tensors of the captured run, which a replay reads and writes.
         """
         async with self._turn:
             if self._captured is None:
@@ -151,14 +152,16 @@ class AutomaticCapture:
 
 
 def run_eagerly(reason: str) -> None:
-    """Warn that a run is not captured, and count it."""
+    """Count a run that is not captured, and warn the first time."""
     fall_back(f'{WEBGPU} with {GRAPH_CAPTURE} "1"', reason, "the run is eager")
 
 
 async def capture(
     session: OpenSession, binding: IOBinding, feeds: Sequence[BoundSpan], outputs: dict[str, BoundOutput]
 ) -> CapturedRun:
-    """Record a run on the bound tensors; each output bound to the device without memory gets a tensor, and keeps it."""
+    """Record a run on the bound tensors. An output that is bound to the device without memory gets a tensor, and keeps
+    it.
+    """
     require_capturable(session, feeds, outputs)
     missing = [name for name, output in outputs.items() if output.value is None]
     made: dict[str, OrtValue] = {}
@@ -193,8 +196,9 @@ def require_capturable(session: OpenSession, feeds: Sequence[BoundSpan], outputs
 
 
 def require_captured(run: CapturedRun, feeds: Sequence[BoundSpan], outputs: dict[str, BoundOutput]) -> None:
-    """Raise BindingError for other tensors than those that the run was captured with; an output that is bound to the
-    device without memory takes the captured one."""
+    """Raise BindingError unless the tensors are those with which the run was captured. An output that is bound to the
+    device without memory takes the captured tensor.
+    """
     for feed in feeds:
         require_same("input", feed, run.inputs[feed.name])
     for name, output in outputs.items():
@@ -243,7 +247,9 @@ def require_device(session: OpenSession, feeds: Sequence[BoundSpan], outputs: di
 
 
 def require_apart(feeds: Sequence[BoundSpan], fetches: Sequence[BoundSpan]) -> None:
-    """Raise TapeError if a buffer is bound twice and written: checking the tape would change what it reads."""
+    """Raise TapeError if a buffer is bound twice and a run writes it: checking the tape would change what the tape
+    reads.
+    """
     owners: dict[int, str] = {id(feed.span.buffer): f"input {feed.name!r}" for feed in feeds}
     for fetch in fetches:
         other = owners.setdefault(id(fetch.span.buffer), f"output {fetch.name!r}")

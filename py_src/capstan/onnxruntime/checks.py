@@ -1,4 +1,6 @@
-"""Checks whether a tensor fits an input or output of a session; every error gives the name, expected and got."""
+"""Checks whether a tensor fits an input or output of a session. Every error has the tensor's name, the expected value
+and the given value.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ __all__ = [
 
 
 def known(kind: str, specs: Mapping[str, TensorSpec], name: str) -> TensorSpec:
-    """The input or output of that name; `kind` is 'input' or 'output'."""
+    """Find the input or output of that name; `kind` is 'input' or 'output'."""
     if name not in specs:
         raise BindingError(f"the model has no {kind} {name!r}; it has {', '.join(map(repr, specs))}")
     return specs[name]
@@ -35,7 +37,7 @@ def check_dtype(kind: str, spec: TensorSpec, dtype: str) -> None:
 
 
 def check_dims(kind: str, spec: TensorSpec, dims: Sequence[int]) -> None:
-    """Raise BindingError unless rank and fixed dimensions are the model's; free dimensions take any size."""
+    """Raise BindingError unless the rank and the fixed dimensions are the model's. Free dimensions accept any size."""
     fits = len(dims) == len(spec.dims) and all(
         isinstance(expected, str) or expected == got for expected, got in zip(spec.dims, dims, strict=True)
     )
@@ -84,7 +86,8 @@ def check_room(name: str, span: DeviceSpan, dtype: str, dims: Sequence[int]) -> 
 
 
 def check_apart(feeds: Sequence[BoundSpan], fetches: Sequence[Fetch], in_place: Collection[tuple[str, str]]) -> None:
-    """Raise BindingError if an output shares bytes with another tensor of the run: one would overwrite the other.
+    """Raise BindingError if an output shares bytes with another tensor of the run, because a write to one would change
+    the other.
 
     `in_place` has the pairs (input, output) that the model's attention keeps in one buffer.
     """
@@ -108,7 +111,9 @@ Extent = tuple[object, int, int]
 
 
 def extent(tensor: BoundSpan) -> Extent:
-    """The bytes of a tensor's elements. Read-only arrays are assumed to share no bytes with arrays that are written."""
+    """The range of bytes that a tensor's elements occupy. Read-only arrays are assumed to share no bytes with arrays
+    that are written.
+    """
     span, size = tensor.span, byte_count(tensor.dtype, tensor.dims)
     memory = span.buffer.memory
     if memory.heap != "python":
@@ -132,8 +137,10 @@ def overlap(a: Extent, b: Extent) -> bool:
 
 
 def check_placed(kind: str, name: str, span: DeviceSpan, memory: MemoryInfo) -> None:
-    """Raise BufferMismatchError unless the session's device can use the span in place, MemoryTypeError for another type
-    of the device's memory. Results are copied to host accessible memory, anywhere in a buffer."""
+    """Raise BufferMismatchError unless the session's device can use the span in place, and MemoryTypeError for another
+    type of the device's memory. Results are copied to host accessible memory, where they may begin anywhere in a
+    buffer.
+    """
     where = f"{kind} {name!r}: buffer {span.buffer.label!r}"
     if (span.buffer.memory.device, span.buffer.memory.device_id) == (memory.device, memory.device_id):
         check_use(kind, span, what=f"{kind} {name!r}")

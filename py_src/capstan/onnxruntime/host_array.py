@@ -1,4 +1,4 @@
-"""Tensors in Python's heap: any PEP 3118 buffer, with or without numpy."""
+"""Represents tensors in Python's heap by any PEP 3118 buffer, with or without numpy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["HostArray", "as_array", "empty"]
 
 @dataclass(frozen=True)
 class HostArray:
-    """A tensor's bytes in place, with their type and shape."""
+    """Describes a tensor's bytes, without a copy, together with their type and shape."""
 
     data: memoryview
     """The bytes, flat (format 'B')."""
@@ -84,7 +84,7 @@ def empty(dtype: str, dims: Sequence[int]) -> HostArray:
 
 
 def as_array(host: HostArray) -> Any:
-    """The tensor for its user, over the same memory: an ndarray if numpy is loaded, else a memoryview.
+    """Give the tensor to its user without a copy: as an ndarray if numpy is loaded, else as a memoryview.
 
     A memoryview has no dimension of size 0 (it is then flat) and, if Python cannot cast to it, no float16 (it then
     shows the bits as uint16).

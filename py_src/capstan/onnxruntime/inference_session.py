@@ -1,4 +1,6 @@
-"""InferenceSession: any ONNX model on onnxruntime-web, in the shape of the native onnxruntime."""
+"""Implements InferenceSession, which runs any ONNX model on onnxruntime-web with the interface of the native
+onnxruntime.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ numbers = itertools.count(1)
 
 @dataclass(frozen=True)
 class NodeArg:
-    """An input or output; `shape` holds sizes, names of free dimensions and None for free ones without a name."""
+    """Describes an input or output. `shape` holds sizes, names of free dimensions, and None for free dimensions without
+    a name.
+    """
 
     name: str
     shape: list[int | str | None]
@@ -92,7 +96,7 @@ class InferenceSession(OpenSession):
     async def of_graph(
         cls, graph: str | bytes | os.PathLike[str] | GraphFile, asked: Asked, keep: bool
     ) -> InferenceSession:
-        """`create`, also for a graph that is rewritten first."""
+        """Make a session like `create`, also for a graph that is rewritten first."""
         host = current_host()
         label = f"InferenceSession {next(numbers)}"
         placed = await place_session(host, graph, asked.providers, label, keep)
@@ -249,8 +253,8 @@ class InferenceSession(OpenSession):
         self.close()
 
     def bound(self, iobinding: IOBinding) -> tuple[list[BoundSpan], dict[str, BoundOutput]]:
-        """The inputs and outputs of a run. Raises BindingError if one is not bound, BufferMismatchError if its buffer
-        was closed.
+        """The bound inputs and outputs of a run. Raises BindingError if an input or output is not bound,
+        BufferMismatchError if its buffer was closed.
         """
         if iobinding.session is not self:
             raise BindingError("this binding belongs to another session; use session.io_binding() of this one")

@@ -1,4 +1,4 @@
-"""IOBinding: the tensors of a session's inputs and outputs, bound once and used by many runs."""
+"""Implements IOBinding: the tensors of a session's inputs and outputs are bound once and used by many runs."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ __all__ = ["BoundOutput", "IOBinding"]
 
 @dataclass(frozen=True)
 class BoundOutput:
-    """The destination of an output: the tensor `value`, else a new one on the device or in Python's heap."""
+    """The destination of an output: the tensor `value` if it is given, else a new tensor on the device or in Python's
+    heap.
+    """
 
     value: OrtValue | None
     on_host: bool
 
 
 class IOBinding:
-    """The tensors of a session's runs; see onnxruntime.IOBinding. Made by `InferenceSession.io_binding()`.
+    """Binds the tensors of a session's runs; see onnxruntime.IOBinding. `InferenceSession.io_binding()` makes it.
 
     A call that raises leaves earlier bindings unchanged. Arrays bound as inputs of a session on WebGPU are copied to
     the device immediately, as in onnxruntime; a session on the CPU uses them in place.
@@ -148,7 +150,7 @@ class IOBinding:
         return list(self.results)
 
     def copy_outputs_to_cpu(self) -> list[Any]:
-        """The results of the last run as arrays in Python's heap; those on a device come with one read."""
+        """The results of the last run as arrays in Python's heap. Results on a device are all copied with one read."""
         if all(value.device_name() == "cpu" for value in self.results):
             return [value.numpy() for value in self.results]
         call, twin = "copy_outputs_to_cpu", "binding.copy_outputs_to_cpu_async()"

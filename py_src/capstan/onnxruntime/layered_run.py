@@ -1,5 +1,5 @@
-"""Runs a model on a prompt layer by layer, and reads back all results of its nodes: for values that the model, or its
-sessions here, do not output.
+"""Runs a model on a prompt layer by layer, and reads back all results of its nodes, including values that are no
+outputs of the model.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LAYERS: dict[str, Made] = {
 
 @dataclass(frozen=True)
 class Layer:
-    """A slice of the graph after its run."""
+    """Holds a slice of the graph after its run."""
 
     model: ModelProto
     """The whole graph."""
@@ -50,7 +50,7 @@ class Layer:
 async def layered_run(
     host: Host, folder: str, config: GenaiConfig, onnx: bytes, device: str, ids: Sequence[int]
 ) -> AsyncIterator[Layer]:
-    """Run a prompt through the graph. Each slice of the graph contains its weights, so that only one layer's are in
+    """Run a prompt through the graph, slice by slice. A slice has the weights of one layer, so that only these are in
     memory at a time. Raises UnsupportedModelError, and the errors of InferenceSession.
     """
     parsed = graph.parse(onnx, config.decoder.filename)

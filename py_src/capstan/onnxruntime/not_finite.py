@@ -1,4 +1,4 @@
-"""Finds the first NaN or infinite value in a model, for exports whose logits are all NaN."""
+"""Finds the first NaN or infinite value in a model. It serves to debug exports whose logits are all NaN."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ HALF_INFINITY = 0x7C00
 
 @dataclass(frozen=True)
 class NotFinite:
-    """The first node, in the graph's order, that makes a NaN or plus infinity; else the one that makes the minus
-    infinities of the logits; those of masks are ignored.
+    """Describes the first node, in the graph's order, that makes a NaN or plus infinity. If no node does, it describes
+    the node that makes the minus infinities of the logits; minus infinities of masks are ignored.
     """
 
     node: str
@@ -59,8 +59,8 @@ class NotFinite:
 async def find_not_finite(
     host: Host, folder: str, config: GenaiConfig, onnx: bytes, device: str, ids: Sequence[int]
 ) -> NotFinite | None:
-    """Run a prompt through the graph layer by layer; None if all results of its nodes are finite. Raises PromptError,
-    and the errors of `layered_run`.
+    """Run a prompt through the graph layer by layer. Returns None if all results of its nodes are finite. Raises
+    PromptError, and the errors of `layered_run`.
     """
     if not ids:
         raise PromptError("the prompt is empty; give the token ids after which the logits are NaN")
@@ -76,7 +76,9 @@ async def find_not_finite(
 
 
 def origin(below: Mapping[str, NotFinite], logits: str) -> NotFinite | None:
-    """The node whose result has the first minus infinities that reach the logits; those of masks do not reach them."""
+    """The node that first makes the minus infinities of the logits. Minus infinities of masks do not reach the
+    logits.
+    """
     found = below.get(logits)
     while found is not None and (before := next((name for name in found.inputs if name in below), None)):
         found = below[before]

@@ -1,4 +1,6 @@
-"""A session on its device: its inputs and outputs, and their places. Bindings and captured runs need no more."""
+"""Implements an open session on its device: its inputs and outputs, and their places. Bindings and captured runs need
+no more.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ __all__ = ["OpenSession"]
 
 
 class OpenSession:
-    """The base of InferenceSession."""
+    """The base class of InferenceSession."""
 
     def _open(self, host: Host, label: str, placed: Placed) -> None:
         self.host = host
@@ -43,7 +45,7 @@ class OpenSession:
         return self._session
 
     def place(self, name: str, host: HostArray) -> OrtValue:
-        """An input array in memory that the session takes: in place, or in a new buffer of the device."""
+        """Bring an input array into memory that the session accepts: in place, or in a new buffer of the device."""
         if self.stays_on_host(host):
             return OrtValue.of_host(host)
         value = OrtValue.on_device(self.device, host.dtype, host.dims, f"input {name}", category="io", owner=self.label)

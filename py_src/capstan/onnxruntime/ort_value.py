@@ -1,4 +1,4 @@
-"""OrtValue: a tensor in Python's heap or on a device."""
+"""Implements OrtValue, a tensor in Python's heap or on a device."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ class OrtValue:
 
     @property
     def device(self) -> DeviceInterface | None:
-        """The device whose memory it is in; None for Python's heap."""
+        """The device whose memory holds the tensor; None for Python's heap."""
         return self._device
 
     @property
@@ -170,11 +170,11 @@ class OrtValue:
         return list(self._dims)
 
     def data_type(self) -> str:
-        """Such as 'tensor(float)'."""
+        """The type as text, such as 'tensor(float)'."""
         return ELEMENT_TYPES[self._dtype].tensor
 
     def element_type(self) -> int:
-        """ONNX's number, such as TensorProto.FLOAT."""
+        """The type as ONNX's number, such as TensorProto.FLOAT."""
         return ELEMENT_TYPES[self._dtype].onnx
 
     def tensor_size_in_bytes(self) -> int:
@@ -224,7 +224,7 @@ class OrtValue:
             await self._device.copy_device_to_cpu(self.span.sub(0, target.data.nbytes), target.data)
 
     def host(self) -> HostArray:
-        """A tensor in Python's heap as a view of its memory."""
+        """A tensor in Python's heap, as a view of its memory without a copy."""
         return HostArray(host_bytes(self.span)[: self.tensor_size_in_bytes()], self._dtype, self._dims)
 
     def update_inplace(self, array: Any) -> None:
@@ -267,7 +267,9 @@ class OrtValue:
 
 
 async def arrays_of(values: Sequence[OrtValue]) -> list[Any]:
-    """The tensors as arrays: views of those in Python's heap, the others with one read of each device."""
+    """The tensors as arrays. Tensors in Python's heap become views; all tensors of a device are copied with one
+    read.
+    """
     found: list[HostArray] = []
     reads: dict[DeviceInterface, list[tuple[DeviceSpan, memoryview]]] = {}
     for value in values:

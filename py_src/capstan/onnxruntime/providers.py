@@ -1,4 +1,4 @@
-"""Execution providers by onnxruntime's names, and their devices."""
+"""Maps onnxruntime's names of execution providers to devices."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ KNOWN = {"device_id": "'device_id', which is 0", GRAPH_CAPTURE: f"'{GRAPH_CAPTUR
 
 @dataclass(frozen=True)
 class Asked:
-    """Providers and their options, as requested by a caller."""
+    """The providers that a caller requested, with their options."""
 
     providers: tuple[str, ...] = ()
     """By onnxruntime's names, in order of preference; empty for the default."""
@@ -57,9 +57,9 @@ def get_available_providers() -> list[str]:
 
 
 def asked_for(providers: Sequence[Any] | None, provider_options: Sequence[Mapping[str, Any]] | None) -> Asked:
-    """The providers of a call with their options.
+    """Read the providers of a call and their options.
 
-    A provider is a name or a pair (name, options). Raises OptionError for unknown options: none is ignored.
+    A provider is a name or a pair (name, options). Raises OptionError for an unknown option: no option is ignored.
     """
     given = list(providers or ())
     if provider_options is not None and len(provider_options) != len(given):
@@ -98,7 +98,9 @@ def device_type_of(given: str) -> str:
 
 
 async def open_device(device_type: str) -> DeviceInterface:
-    """The page's device: 'cpu', 'webgpu', or 'auto' for WebGPU on a hardware adapter, else the CPU; to be closed."""
+    """Open the page's device: 'cpu', 'webgpu', or 'auto', which means WebGPU on a hardware adapter and else the CPU.
+    The caller must close the device.
+    """
     return await current_device_host().open_device(device_type)
 
 
@@ -115,7 +117,7 @@ def blocking(host: Host, call: str, twin: str, coroutine: Callable[[], Coroutine
 
 
 def at_once(host: Host, call: str, twin: str, coroutine: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """`blocking` for a call that waits only the first time, such as opening a device."""
+    """Wait like `blocking`, for a call that waits only the first time, such as opening a device."""
     if host.can_wait():
         return host.wait(coroutine())
     started = coroutine()

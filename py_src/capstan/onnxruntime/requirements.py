@@ -1,4 +1,4 @@
-"""The memory that a session takes: estimated from the graph before a run, and exact after one."""
+"""Computes the memory that a session takes: an estimate from the graph before a run, and the exact size after a run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SIZE = 16
 
 @dataclass(frozen=True)
 class SessionRequirements:
-    """Bytes that a session and one run of it take on a device."""
+    """The bytes that a session and one of its runs take on a device."""
 
     device: str
     weights: PoolSize

@@ -1,4 +1,4 @@
-"""SessionOptions: the options of a session besides its providers."""
+"""Implements SessionOptions: the options of a session except its providers."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Placed:
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """A serialized model, its data files if it has any, and its requirements of a device."""
+    """A serialized model, its data files if it has any, and what it requires of a device."""
 
     model: bytes
     external: ExternalData | None
@@ -74,8 +74,8 @@ async def place_session(
     owner: str,
     keep: bool,
 ) -> Placed:
-    """A session on the first provider that can run the model; each step down is counted, with a warning. With `keep`
-    its data files may be kept in the browser's storage.
+    """Open a session on the first provider that can run the model. Each step down to a later provider is counted, with
+    a warning. With `keep` the browser's storage may keep the data files.
 
     The default of `providers` is WebGPU on a hardware adapter, else the CPU. Raises the error of the last provider.
     """
@@ -131,7 +131,7 @@ async def session_on(device: DeviceInterface, files: ModelFiles, provider: str, 
 
 
 async def read_model(host: Host, path_or_bytes: str | bytes | os.PathLike[str] | GraphFile, keep: bool) -> ModelFiles:
-    """The bytes of a model, and the places of its data files. Raises ModelFileError.
+    """Read the bytes of a model, and find the places of its data files. Raises ModelFileError.
 
     A path is in this interpreter's file system, or else is read by the host: in a page, from the page's origin.
     """

@@ -1,1 +1,1 @@
-"""Answers a page's requests, over the host in `_js`."""
+"""Answers a page's requests, with the host in `_js`."""

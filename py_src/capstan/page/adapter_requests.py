@@ -1,4 +1,4 @@
-"""The LoRA adapters that requests name, kept for the loaded model."""
+"""Keeps the LoRA adapters that requests name, for the loaded model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The answers to the page's requests (web/src/wire/protocol.ts): generate text, chat, inspect, run a script.
+"""Answers the page's requests (web/src/wire/protocol.ts), for example to generate text, chat, inspect or run a
+script.
 
 ANSWERS has the function for each kind of request.
 """

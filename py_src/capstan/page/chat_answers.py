@@ -1,4 +1,6 @@
-"""The parts of an answer that the model's format decides: prompt, grammar of a call, reader of the answer."""
+"""Makes the parts of an answer that depend on the model's format: the prompt, the grammar of a call, and the reader of
+the answer.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers requests that look inside: fit, times, the tape, the probability of each token of an answer."""
+"""Answers requests that inspect a model: its fit, times, tape, and the probability of each token of an answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one model of a kind, such as the voice, that a worker keeps for its page."""
+"""Keeps the one model of a kind that a worker has for its page, such as the voice."""
 
 from __future__ import annotations
 

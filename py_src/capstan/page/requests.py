@@ -1,4 +1,4 @@
-"""The table of the requests that Python answers: their fields, and the fields' types.
+"""Lists the requests that Python answers, in a table of their fields and the fields' types.
 
 `read_request` checks each request against it, and `build.py` writes web/src/wire/requests.ts from it
 (buildtools/wire.py). A field that is `NotRequired` or an option may be left out, which means null. `Message`, `Tool`

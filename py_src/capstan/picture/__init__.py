@@ -1,1 +1,1 @@
-"""Pictures as vision models take them: decoded, resized and normalized. Needs numpy and Pillow."""
+"""Decodes, resizes and normalizes pictures for vision models. Needs numpy and Pillow."""

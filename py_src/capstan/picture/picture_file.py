@@ -1,4 +1,4 @@
-"""Reads picture files by Pillow: PNG, JPEG, WebP, BMP and GIF. A page may give pixels instead."""
+"""Reads picture files with Pillow: PNG, JPEG, WebP, BMP and GIF. A page may give pixels instead."""
 
 from __future__ import annotations
 

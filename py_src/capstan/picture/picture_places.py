@@ -1,4 +1,4 @@
-"""The placeholders of pictures in the text of a prompt, in the forms of model families' processors."""
+"""Writes the placeholders of pictures into the text of a prompt, as the processors of model families do it."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Sound for speech models: files are decoded, resampled and turned into spectra."""
+"""Decodes and resamples sound for speech models, and computes its spectra."""

@@ -1,5 +1,6 @@
-"""Samples at another rate. A lower rate is made like onnxruntime-extensions' AudioDecoder: a low pass, then sums over a
-Kaiser window around each sample. A higher rate, which that refuses, is made like torchaudio's `resample`.
+"""Resamples sound to another rate. A lower rate is made as in onnxruntime-extensions' AudioDecoder: a low pass, then
+sums over a Kaiser window around each sample. That decoder cannot make a higher rate, so a higher rate is made as in
+torchaudio's `resample`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Sound files: WAV here, FLAC, MP3, Ogg and others by libsndfile if the package soundfile is installed."""
+"""Reads sound files. WAV files are decoded here; libsndfile decodes FLAC, MP3, Ogg and others if the package soundfile
+is installed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spectra of sound in single precision, with the computation of onnxruntime-extensions' STFTNorm and LogMelSpectrum."""
+"""Computes spectra of sound in single precision, like onnxruntime-extensions' STFTNorm and LogMelSpectrum."""
 
 from __future__ import annotations
 

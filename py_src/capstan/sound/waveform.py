@@ -1,4 +1,6 @@
-"""Sounds for a model whose encoder takes samples, such as Moonshine; long sounds are cut where they are quietest."""
+"""Prepares sounds for a model whose encoder takes samples, such as Moonshine. Long sounds are cut where they are
+quietest.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Speech to text with models that hear: prompts, rules for timestamps, windows over long sounds."""
+"""Turns speech into text with models that hear: prompts, rules for timestamps, windows over long sounds."""

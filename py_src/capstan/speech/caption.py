@@ -1,4 +1,4 @@
-"""Live captions and their options."""
+"""Defines live captions and their options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Live captions: samples are heard as they arrive, cut where speech stops, and each part becomes text."""
+"""Makes live captions: it hears samples as they arrive, cuts them where speech stops, and turns each part into text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Phonemes of speech: the sentences of a text, the pieces for one run of a model, the languages of voices."""
+"""Converts a text to phonemes: it splits the text into sentences and into pieces for one run of a model, and lists the
+languages of voices.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Segments of speech: cuts the tokens of a window at timestamps, and finds the start of the next window.
+"""Cuts the tokens of a window into segments of speech at timestamps, and finds the start of the next window.
 
 The definition is that of long sounds in openai's `transcribe`, and transformers' `generate(return_timestamps=True)`.
 """

@@ -1,4 +1,4 @@
-"""The probability of speech in each window of a sound, from Silero's model (MIT), an ONNX file of the package
+"""Computes the probability of speech in each window of a sound, with Silero's model (MIT), an ONNX file of the package
 silero-vad.
 """
 

@@ -1,4 +1,4 @@
-"""Whisper's special tokens: prompts with a language and a task, and tokens that are never picked."""
+"""Finds Whisper's special tokens: those of prompts with a language and a task, and tokens that are never picked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Speech to text: a sound of any length becomes text, segment by segment."""
+"""Turns a sound of any length into text, segment by segment."""
 
 from __future__ import annotations
 

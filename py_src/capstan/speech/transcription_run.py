@@ -1,4 +1,4 @@
-"""One transcription: windows of a sound are heard one after another, and their segments are returned."""
+"""Runs one transcription: it hears the windows of a sound one after another, and returns their segments."""
 
 from __future__ import annotations
 

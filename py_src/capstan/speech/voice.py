@@ -1,4 +1,4 @@
-"""Text to speech: a voice speaks a text sentence by sentence, even while the text is written."""
+"""Turns text into speech: a voice speaks a text sentence by sentence, even while the text is written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files of a Kokoro model in the hub's layout, and a run of its graph.
+"""Reads the files of a Kokoro model in the hub's layout, and runs its graph.
 
 config.json, tokenizer.json, onnx/model.onnx or another dtype of it, and voices/NAME.bin: for each number of phonemes a
 style of 256 floats.

@@ -1,4 +1,4 @@
-"""Logits stages: the steps of a search on a row of logits between the model and the pick, one module for each stage.
+"""Edits the logits of a row between the model and the pick. Each module has one stage.
 
 A module has the stage's search options with their limits (a dataclass, one of the bases of `SearchOptions`), and its
 `Stage`: the condition for its activity, its definition in integers on the CPU, the same in WGSL, and its parameters.

@@ -1,4 +1,5 @@
-"""Float32 arithmetic in integers, rounded to nearest with ties to even, the same in Python and in WGSL.
+"""Computes float32 arithmetic with integers, rounded to nearest with ties to even. Python and WGSL get the same
+results.
 
 WGSL's own arithmetic may be off by units in the last place, be fused, and flush subnormal numbers.
 """

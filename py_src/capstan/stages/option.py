@@ -1,4 +1,4 @@
-"""Options of a search: type and limits, declared once for the API and for the command line."""
+"""Declares options of a search: type and limits, declared once for the API and for the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sampler's program for a set of options: parameters, memory, passes, and WGSL of active stages."""
+"""Makes the sampler's program for a set of options: parameters, memory, passes, and the WGSL of active stages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Search options, with the names and meanings of onnxruntime-genai's `search` section.
+"""Defines the search options, with the names and meanings of onnxruntime-genai's `search` section.
 
 `SearchOptions` is checked when it is made. One option has no effect, here and in onnxruntime-genai: diversity_penalty,
 about which `warn_ignored` warns.

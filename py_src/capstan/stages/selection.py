@@ -1,4 +1,4 @@
-"""The pick from the edited logits: greedy, or at random after temperature, top_k and top_p."""
+"""Picks a token from the edited logits: greedily, or at random after temperature, top_k and top_p."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options of speculation: the way of finding drafts of the next tokens, and their number."""
+"""Defines the options of speculation: how drafts of the next tokens are found, and how many."""
 
 from __future__ import annotations
 

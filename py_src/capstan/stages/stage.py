@@ -1,4 +1,6 @@
-"""A logits stage: its definition, and its needs of a row and of the sampler's memory on the GPU."""
+"""Defines the interface of a logits stage: its definition, and the data of a row and the sampler's GPU memory that it
+needs.
+"""
 
 from __future__ import annotations
 

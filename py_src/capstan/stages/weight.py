@@ -1,4 +1,4 @@
-"""The weight of a token relative to another one: exp of the difference of their logits, in integers."""
+"""Computes the weight of a token relative to another token: exp of the difference of their logits, in integers."""
 
 from __future__ import annotations
 

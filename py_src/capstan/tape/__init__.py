@@ -1,11 +1,11 @@
-"""The recorded decode step as data, and the passes over it: no GPU is needed to import or test any of this.
+"""Represents the recorded decode step as data, and runs passes over it. No GPU is needed to import or test this.
 
 recording.py   the device's commands during one captured run, as frozen dataclasses
 passes.py      recording -> the operations to replay: the captured half, clears, indirect dispatches
 step_graph.py  the step as a graph of values
 ort_kernels.py recognises recorded dispatches by the signatures of `ops`; uniforms.py decodes their uniforms
-operation.py   the interface of one of our operations
-ops/           our operations: each module has its recognition, joins, plan and bindings
+operation.py   the interface of one of Capstan's operations
+ops/           Capstan's operations: each module has its recognition, joins, plan and bindings
 as_recorded.py lists the operations that stay as recorded, with the reasons
 fusions.py     the passes over the graph of a decode step, prefill_graph.py over that of a prefill run
 placement.py   puts the values back into buffers, checked

@@ -1,4 +1,6 @@
-"""The layers of an encoder as a step of only our operations, over numbered buffers; nothing of it is recorded."""
+"""Plans the layers of an encoder as a step of only Capstan's operations, over numbered buffers. No operation of the
+step is recorded.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A rewritten step in the device's form: the played operations, and the kernels, scratch and count tables that they
-need.
+"""Describes a rewritten step for the device: the operations to play, and the kernels, scratch memory and count tables
+that they need.
 """
 
 from __future__ import annotations

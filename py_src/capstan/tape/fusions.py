@@ -1,5 +1,5 @@
-"""The passes over a recorded step: they replace recorded operations by ours and join these. The operations themselves
-are in `ops`; this module only calls them.
+"""Runs the passes over a recorded step. They replace recorded operations by Capstan's operations, and join these. The
+operations are defined in `ops`; this module only calls them.
 """
 
 from __future__ import annotations
@@ -62,8 +62,7 @@ def fuse_step(
     that the recorded attention kernels ignore and ours compute; `weights`, by buffer, have the minima, `tables` are the
     tables in parts, `positions` is the buffer of the step's position.
 
-    Raises TapeError if none of our operations fits its buffers, or if not all of
-    `left_out` is computed.
+    Raises TapeError if no operation of Capstan fits its buffers, or if not all of `left_out` is computed.
     """
 
     def read(kept: Collection[int]) -> StepGraph:
@@ -83,8 +82,8 @@ def fuse_step(
 
 
 def put_back(graph: StepGraph, left_out: Mapping[int, LeftOut]) -> StepGraph:
-    """The graph in which our attentions have the windows and soft caps, by cache of keys, that the recorded kernels
-    ignore.
+    """The graph in which Capstan's attention operations have the windows and soft caps, by cache of keys, that the
+    recorded kernels ignore.
     """
 
     def whole(node: Node) -> Node:

@@ -1,4 +1,4 @@
-"""The plan of one fused kernel: how it is made and dispatched."""
+"""Plans how one fused kernel is made and dispatched."""
 
 from __future__ import annotations
 

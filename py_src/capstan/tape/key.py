@@ -1,4 +1,4 @@
-"""The key of a tape: every value that must be unchanged for a replay to be valid."""
+"""Makes the key of a tape: every value that must be unchanged for a replay to be valid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interface of one of our operations: the values that it writes, and its kernels."""
+"""Defines the interface of Capstan's operations: the values that an operation writes, and its kernels."""
 
 from __future__ import annotations
 

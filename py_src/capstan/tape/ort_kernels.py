@@ -1,7 +1,7 @@
 """Recognises the kernels of onnxruntime-web in a recording, by the declarations and lines of their WGSL. A kernel is
-recognised only if it has the signature's bindings, the fields of its uniforms and all lines that distinguish the
-operation. A step with replaced kernels is still compared with an eager one. The signatures are beside their operations,
-in `ops`.
+recognised only if it has the bindings of a signature, the fields of its uniforms, and all lines that distinguish the
+operation. A step with replaced kernels is still compared with an eager step. The signatures are in `ops`, beside their
+operations.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ Fold = Callable[[StepGraph, Mapping[int, Met]], StepGraph]
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules by which recorded operations become one of our operations."""
+    """The rules by which recorded operations become one of Capstan's operations."""
 
     signatures: tuple[Signature, ...] = ()
     groups: Mapping[str, Fold] = field(default_factory=dict)

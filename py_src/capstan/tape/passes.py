@@ -1,5 +1,6 @@
-"""Passes from the recorded operations to those that are replayed. Each pass is a pure function; errors are
-TapeError."""
+"""Turns the recorded operations into the operations that are replayed. Each pass is a pure function; errors are
+TapeErrors.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Puts the values of a step's graph into buffers: recorded ones if recorded operations use them, else scratch."""
+"""Puts the values of a step's graph into buffers: into the recorded buffers if recorded operations use them, else into
+scratch memory.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ class Placement:
 
 
 class MisplacedError(TapeError):
-    """One of our operations does not fit the buffers of its values; `origins` are the recorded operations that it
+    """One of Capstan's operations does not fit the buffers of its values; `origins` are the recorded operations that it
     replaces.
     """
 
@@ -83,7 +85,7 @@ def _lasting(graph: StepGraph) -> set[int]:
 
 
 def _bytes(node: Node, value: int) -> int:
-    """The size of a value that one of our nodes makes."""
+    """The size of a value that one of Capstan's nodes makes."""
     if isinstance(node.what, Recorded):
         raise TapeError(f"the recorded operation {node.what.index} writes a value that no recorded buffer holds")
     return node.what.written_bytes(node.writes.index(value))

@@ -1,4 +1,4 @@
-"""A recorded prefill run as a graph of values, with our operations where possible."""
+"""Makes a graph of values from a recorded prefill run, with Capstan's operations where possible."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def fuse_prefill(
     limits: WorkgroupLimits,
     left_out: Mapping[int, LeftOut] = MappingProxyType({}),
 ) -> Placement:
-    """A recorded run of `rows` positions with our operations, its values in buffers; `weights` by buffer, `limits`
-    the adapter's.
+    """A recorded run of `rows` positions with Capstan's operations, its values in buffers; `weights` by buffer,
+    `limits` the adapter's.
 
     `lasting` are buffers whose contents outlive the run. A recorded operation stays if ours does not fit the buffers of
     its values. `left_out` has the windows and soft caps, by cache of keys, that the recorded attention kernels ignore
@@ -80,10 +80,10 @@ class Moved(Operation):
 
 
 def moved_apart(graph: StepGraph, values: Values) -> StepGraph:
-    """The graph changed so that our operations write none of the recorded buffers that they read: they write new values
-    instead, which are copied.
+    """The graph changed so that Capstan's operations write none of the recorded buffers that they read: they write new
+    values instead, which are copied.
 
-    onnxruntime-web reuses a buffer after the last read of its value. An operation of ours that replaces several may
+    onnxruntime-web reuses a buffer after the last read of its value. An operation of Capstan that replaces several may
     then read a buffer that it would write: the sum of a product and its minima's product can be in the buffer of the
     product's x.
     """

@@ -1,4 +1,6 @@
-"""The commands that a device received during one captured run (web/src/worker/gpu/recorder.ts), over integer ids."""
+"""Describes the commands that a device received during one captured run (web/src/worker/gpu/recorder.ts); objects have
+integer ids.
+"""
 
 from __future__ import annotations
 

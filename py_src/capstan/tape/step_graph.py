@@ -1,5 +1,5 @@
-"""A recorded step as a graph: the computation of each operation and its values, where a value is one content of a
-buffer.
+"""Represents a recorded step as a graph: the computation of each operation and its values. A value is the content of a
+buffer between two writes.
 
 onnxruntime-web uses one buffer for many values in turn. Here each write makes a new value, so that operations can be
 replaced and joined by their computation; `placement` puts the values back into buffers and checks that none is lost.
@@ -104,7 +104,8 @@ def walk(
     lifted: Callable[[int, Mapping[int, int], Mapping[int, int]], list[Node] | None],
 ) -> StepGraph:
     """The graph of the recorded step. `lifted` gets the index of each operation, and the values that it reads and
-    writes by buffer; it returns our operation, or None to keep the recorded one."""
+    writes by buffer; it returns Capstan's operation, or None to keep the recorded one.
+    """
     nodes: list[Node] = []
     for index, op in enumerate(ops):
         written = recording.writes(op)

@@ -1,4 +1,6 @@
-"""Reads the uniforms of a recorded dispatch: the struct its WGSL declares, and the bytes the host uploaded for it."""
+"""Reads the uniforms of a recorded dispatch: the struct that its WGSL declares, and the bytes that the host uploaded
+for it.
+"""
 
 from __future__ import annotations
 

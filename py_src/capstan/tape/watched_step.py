@@ -1,4 +1,4 @@
-"""A step that is played to check its operations, and the plan of all their truths."""
+"""Plans the step that is played to check its operations, and the kernels that compute their true results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Watched:
 
 
 def plan_witness(watched: Watched, state: tuple[int, int, int], length: int, longest: int, owner: str) -> Witness:
-    """Plans the kernels that judge our operations in a step that sees `length` positions, at most `longest`.
+    """Plans the kernels that judge Capstan's operations in a step that sees `length` positions, at most `longest`.
 
     A value that the step does not write, because its operation is joined to the next one, is taken from the truth.
     """

@@ -1,8 +1,8 @@
-"""Compares each operation of a step with the truth: its float32 result for the same inputs. A step is played once, and
-the inputs and outputs of its operations are kept. Then plain kernels (truth_gemv.wgsl, truth_attention.wgsl) compute
-every result again from the kept inputs, with the 2-norm of the summed terms, and judge.wgsl gives the distance of each
-result from the truth in units of rounding. Errors do not add up from operation to operation, so the bound is that of a
-single operation, and a wrong operation is identified. docs/design_checking.md has the derivation.
+"""Compares each operation of a step with the truth, which is its float32 result for the same inputs. A step is played
+once, and the inputs and outputs of its operations are kept. Plain kernels (truth_gemv.wgsl, truth_attention.wgsl) then
+compute every result again from the kept inputs, with the 2-norm of the summed terms. judge.wgsl gives the distance of
+each result from the truth in units of rounding. Errors do not add up from operation to operation. So the bound is that
+of a single operation, and a wrong operation is identified. docs/design_checking.md has the derivation.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Text around the tokens: chat templates, a tokenizer's regular expressions, decoding of ids."""
+"""Handles text around the tokens: chat templates, a tokenizer's regular expressions, decoding of ids."""

@@ -1,4 +1,5 @@
-"""The formats of answers: the marks around reasoning, and the form of calls, of each family of models.
+"""Defines the formats of answers of each family of models: the marks around reasoning, and how calls of tools are
+written.
 
 A format is recognised by the chat template's text, else by the vocabulary. `docs/tools.md` lists the families.
 """

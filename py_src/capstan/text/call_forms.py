@@ -1,4 +1,4 @@
-"""The forms in which models write calls of tools, with their readers, writers and grammars.
+"""Defines the notations in which models write calls of tools, with their readers, writers and grammars.
 
 A form has pieces (marks and texts) around a function's name and its arguments. Grammars, and calls in a conversation's
 history, are made from the pieces; reading also follows them, and accepts further variants that models write.

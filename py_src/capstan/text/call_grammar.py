@@ -1,4 +1,4 @@
-"""Grammars that make an answer a call of one of the tools, in the form of the model's family.
+"""Makes grammars that force an answer to be a call of one of the tools, in the notation of the model's family.
 
 Each tool's parameters are a separate JSON schema within the grammar, so that their references keep their meaning.
 Arguments that a family writes one by one must fit the schema of each, with its references moved.

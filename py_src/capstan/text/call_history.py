@@ -1,4 +1,4 @@
-"""Earlier calls of a conversation in the form of its chat template.
+"""Converts earlier calls of a conversation to the notation that its chat template expects.
 
 Templates differ: some take arguments as objects and some as JSON text, some have no place for calls, and Mistral's
 require ids of nine letters and digits. Calls arrive in OpenAI's form; each template is tried once with an invented

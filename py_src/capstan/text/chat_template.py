@@ -1,4 +1,5 @@
-"""Chat templates, rendered by Jinja2 with transformers' settings, in the page and on CPython, within a budget.
+"""Renders chat templates with Jinja2 and transformers' settings, in the page and on CPython. A budget limits the work
+of a template.
 
 A template comes with the model: an endless one would block the worker. So everything that it makes or reads is charged:
 repeated parts by their length in the template, results of operators, calls and filters by size. An operation that

@@ -1,4 +1,4 @@
-"""Regular expressions of other libraries in Python's spelling."""
+"""Translates regular expressions of other libraries to Python's syntax."""
 
 from __future__ import annotations
 

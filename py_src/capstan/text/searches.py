@@ -1,4 +1,4 @@
-"""Regular expressions whose search takes quadratic time.
+"""Finds regular expressions whose search takes quadratic time.
 
 Each failed try reads to the end of a run of characters, and the next try begins one character later: `a+b` reads all of
 `aaaa` before it fails. Such runs must then be short. The search is harmless where another part takes the whole run at

@@ -1,8 +1,9 @@
-"""Bounds of time and memory of a tokenizer.json: its library cannot be interrupted, so all bounds are checked before
+"""Limits the time and memory of a tokenizer.json. Its library cannot be interrupted, so all limits are checked before
 the call.
 
-Expressions that take exponential time on some text are refused when the tokenizer is made, and so are replacements that
-enlarge a text too much. Expressions that take quadratic time are allowed, but only for texts with short runs.
+When the tokenizer is made, an expression that takes exponential time on some text raises an error, and so does a
+replacement that enlarges a text too much. Expressions that take quadratic time are allowed, but only for texts with
+short runs.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Weights: fetched in shards, verified, kept in the browser's storage, shared by everything on the page."""
+"""Fetches weights in shards, verifies them, keeps them in the browser's storage, and shares them on the page."""

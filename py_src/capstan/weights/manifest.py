@@ -1,4 +1,4 @@
-"""The manifest of a weight file: its size and the SHA-256 of each of its shards."""
+"""Reads the manifest of a weight file: its size and the SHA-256 of each of its shards."""
 
 from __future__ import annotations
 

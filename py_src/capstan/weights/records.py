@@ -1,4 +1,5 @@
-"""The store's records about its data files. A damaged or foreign record reads as None, as if it were absent.
+"""Reads and writes the store's records about its data files. A damaged or foreign record reads as None, as if it were
+absent.
 
 Records hold a digest of their other fields, except those of Capstan 0.2.0 and before.
 """

@@ -1,5 +1,5 @@
-"""Weight buffers on the GPU that all models and sessions of the page share: one set for each content, freed with its
-last user.
+"""Shares weight buffers on the GPU among all models and sessions of the page. Each content has one set of buffers,
+which is freed with its last user.
 """
 
 from __future__ import annotations

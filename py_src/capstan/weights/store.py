@@ -1,5 +1,5 @@
-"""Weight files in the browser's storage, by their content. A file is written in the order data, record, source, and
-removed in the order data, record, source. So a crash at any point leaves no file that looks complete and is not.
+"""Keeps weight files in the browser's storage, by their content. A file is written in the order data, record, source,
+and removed in the order data, record, source. So a crash at any point leaves no file that looks complete and is not.
 """
 
 from __future__ import annotations

@@ -1,1 +1,3 @@
-"""onnxruntime on CPython: the definition of what the other devices compute. Needs the extra `reference`."""
+"""Runs models with onnxruntime on CPython, which defines what the other devices compute. It needs the extra
+`reference`.
+"""

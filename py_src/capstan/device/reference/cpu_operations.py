@@ -1,4 +1,4 @@
-"""The definition of the operations of a program for the CPU (device/wasm/cpu_program.py), over an image of its memory.
+"""Defines the operations of a program for the CPU (device/wasm/cpu_program.py), over an image of its memory.
 
 Each sum has the order of the kernels in web/kernels, and each step one rounding to float32, so that the kernels give
 the same bits, with relaxed SIMD and without it.

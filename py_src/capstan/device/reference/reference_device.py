@@ -1,4 +1,4 @@
-"""onnxruntime on CPython as a DeviceInterface: what the other devices must compute."""
+"""Implements DeviceInterface with onnxruntime on CPython. It defines what the other devices must compute."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The reference device: a model folder on CPython, with onnxruntime's CPU provider and NumPy.
+"""Loads a model folder on CPython, with onnxruntime's CPU provider and NumPy.
 
-It defines what the other devices must compute, so it is as simple as possible: the unchanged model file, no rewriting
-pass but that of long rope, a mask as long as the sequence, one run a call, the logits on the host and
-`capstan.sampling` for the picks.
+This reference device defines what the other devices must compute, so it is as simple as possible. It runs the unchanged
+model file, except for the rewriting pass of long rope. The mask is as long as the sequence, each call is one run, the
+logits are on the host, and `capstan.sampling` picks the tokens.
 """
 
 from __future__ import annotations

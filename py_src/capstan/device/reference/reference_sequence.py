@@ -1,4 +1,4 @@
-"""One sequence of the reference device: its caches, its states and its runs."""
+"""Runs one sequence on the reference device, and holds its caches and states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DeviceSession on CPython: the native onnxruntime's CPU provider over memory in Python's heap."""
+"""Implements DeviceSession on CPython, with the native onnxruntime's CPU provider and memory in Python's heap."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""onnxruntime-web's CPU execution provider in a page."""
+"""Runs models on onnxruntime-web's CPU execution provider in a page."""

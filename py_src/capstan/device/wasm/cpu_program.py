@@ -1,8 +1,8 @@
-"""A program for the kernels of web/kernels: operations of 24 words over addresses of one memory.
+"""Describes a program for the kernels of web/kernels: its operations have 24 words each, and address one memory.
 
-A program runs up to ROWS tokens. Products take activations in 8 bits with a scale for each 32, as llama.cpp does, and
-weights in groups of 8 rows (web/kernels/packed.ts). device/reference/cpu_operations.py defines each operation;
-program_planner.py plans the program of a graph.
+A program runs up to ROWS tokens. As in llama.cpp, matrix products take activations in 8 bits with a scale for each 32.
+They take weights in groups of 8 rows (web/kernels/packed.ts). device/reference/cpu_operations.py defines each
+operation; program_planner.py plans the program of a graph.
 """
 
 from __future__ import annotations

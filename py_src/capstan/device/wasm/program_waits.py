@@ -1,6 +1,7 @@
-"""Says after which operations of a program threads wait for one another.
+"""Finds the operations of a program after which threads wait for one another.
 
-They do where one reads or writes what another one wrote since the last wait, or writes what another one read.
+Threads wait between two operations if the later operation reads or writes what the earlier one wrote, or if it writes
+what the earlier one read.
 
     with_waits(words)    the words with WAITS of each operation
 """

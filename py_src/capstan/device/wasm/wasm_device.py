@@ -1,4 +1,4 @@
-"""onnxruntime-web's CPU execution provider as a DeviceInterface; its buffers are Python's own memory."""
+"""Implements DeviceInterface with onnxruntime-web's CPU execution provider. Its buffers are Python's own memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""onnxruntime-web's CPU execution provider, for pages without WebGPU or with only a software adapter."""
+"""Loads a model for onnxruntime-web's CPU execution provider, in pages without WebGPU or with only a software
+adapter.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""WebGPU in a page: decode steps from a tape, sampling on the GPU."""
+"""Runs models on WebGPU in a page: decode steps come from a tape, and the GPU samples."""

@@ -1,4 +1,4 @@
-"""Steps of joint rows that search beams on the GPU."""
+"""Runs beam searches on the GPU, as steps of joint rows."""
 
 from __future__ import annotations
 

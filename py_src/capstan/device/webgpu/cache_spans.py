@@ -1,4 +1,6 @@
-"""The caches of one sequence on WebGPU, or a copy of their first positions: copied head by head, on the GPU."""
+"""Manages the caches of one sequence on WebGPU, or a copy of their first positions. The GPU copies them head by
+head.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps of one decoder that find drafts on the GPU and verify them."""
+"""Finds drafts on the GPU and verifies them, in steps of one decoder."""
 
 from __future__ import annotations
 

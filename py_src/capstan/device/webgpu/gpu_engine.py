@@ -1,4 +1,5 @@
-"""The WebGPU engine as Python sees it: integer handles for objects that JavaScript holds (web/src/worker/engine.ts).
+"""Defines Python's interface to the WebGPU engine: integer handles stand for objects that JavaScript holds
+(web/src/worker/engine.ts).
 
 The protocols here are the table of the calls. From each method `build.py` writes the call in `_js/engine_calls.py` and
 its type in web/src/worker/engine_calls.ts, which JavaScript's classes implement (buildtools/wire.py). `js` names the

@@ -1,4 +1,4 @@
-"""One row of JointRows: its part of the buffers, and its length."""
+"""Represents one row of JointRows: its part of the buffers, and its length."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""A session of an encoder's graph whose layers are our kernels: onnxruntime-web runs what is before and after them.
+"""Runs an encoder's graph whose layers are computed by Capstan's kernels. onnxruntime-web runs the parts of the graph
+before and after the layers.
 
-Nothing is recorded: the kernels are planned from the graph. They are used after one of their runs gave the same results
-as a run of the whole graph, in this page or, according to a note, in an earlier one.
+The kernels are planned from the graph, and nothing is recorded. Capstan uses them only after one of their runs gave the
+same results as a run of the whole graph. This run is made in this page or, according to a note, was made in an earlier
+page.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ class Layers:
     """The layers' tape for inputs of one size, between the sessions before and after it."""
 
     def __init__(self, device: DeviceInterface, whole: WebGpuSession, feeds: Sequence[BoundSpan]) -> None:
-        """Raises UnsupportedModelError if the graph has no layers that our kernels compute."""
+        """Raises UnsupportedModelError if the graph has no layers that Capstan's kernels compute."""
         self.device, self.whole, self.engine = device, whole, whole.engine
         self.model: ModelProto | None = parse(whole.weights.model)
         self.found = encoder_layers(self.model)
@@ -157,7 +159,7 @@ def read_by(session: DeviceSession, feeds: Sequence[BoundSpan]) -> list[BoundSpa
 
 
 async def open_layers(device: DeviceInterface, whole: WebGpuSession, feeds: Sequence[BoundSpan]) -> Layers:
-    """The layers of a session's graph. Raises UnsupportedModelError if it has none that our kernels compute."""
+    """The layers of a session's graph. Raises UnsupportedModelError if it has none that Capstan's kernels compute."""
     layers = Layers(device, whole, feeds)
     try:
         await layers.open()
@@ -168,7 +170,7 @@ async def open_layers(device: DeviceInterface, whole: WebGpuSession, feeds: Sequ
 
 
 class LayeredSession(DeviceSession):
-    """A session whose later runs compute its layers with our kernels, if these give the same results."""
+    """A session whose later runs compute its layers with Capstan's kernels, if these give the same results."""
 
     def __init__(self, device: DeviceInterface, whole: WebGpuSession, notes: Notes | None) -> None:
         self.inputs, self.outputs = whole.inputs, whole.outputs

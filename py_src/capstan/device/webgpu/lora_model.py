@@ -1,4 +1,6 @@
-"""A model for LoRA adapters: sessions and decoders for each requested rank, over the same weights."""
+"""Makes the sessions and decoders of a model for LoRA adapters. Each requested rank has its own sessions, and all share
+the weights.
+"""
 
 from __future__ import annotations
 

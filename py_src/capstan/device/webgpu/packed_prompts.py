@@ -1,4 +1,4 @@
-"""Prompts of joint rows, computed in runs of a fixed number of tokens from any rows."""
+"""Computes prompts of joint rows in runs of a fixed number of tokens, which may belong to any rows."""
 
 from __future__ import annotations
 

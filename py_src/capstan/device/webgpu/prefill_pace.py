@@ -1,4 +1,4 @@
-"""The tokens of a prefill run, bounded by the measured time of runs."""
+"""Limits the tokens of a prefill run by the measured time of earlier runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs of several tokens of one sequence: its prompts, and tokens that are scored."""
+"""Runs several tokens of one sequence together: its prompts, and tokens that are scored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The buffers of several sequences that advance together; each buffer has a part for every row."""
+"""Allocates the buffers of several sequences that advance together. Each buffer has a part for every row."""
 
 from __future__ import annotations
 

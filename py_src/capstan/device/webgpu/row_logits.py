@@ -1,4 +1,4 @@
-"""The logits of one row on the GPU: read, replaced or edited by the host."""
+"""Lets the host read, replace or edit the logits of one row on the GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sampler over the buffers of one sequence or of joint rows, with the program that picks their tokens."""
+"""Runs the sampler on the buffers of one sequence or of joint rows, with the program that picks their tokens."""
 
 from __future__ import annotations
 

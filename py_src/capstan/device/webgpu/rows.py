@@ -1,4 +1,4 @@
-"""The decoders of this device, of any number of rows, and operations on all rows of one."""
+"""Makes this device's decoders of any number of rows, and runs operations on all rows of a decoder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The common part of decoders on WebGPU, of one or several rows: logits, masks and counters."""
+"""Holds the common part of decoders on WebGPU, of one or several rows: logits, masks and counters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompt runs with logits of all positions, from which the GPU keeps only the scores of given tokens."""
+"""Runs prompts with the logits of all positions. The GPU keeps only the scores of given tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The buffers of one sequence: KV cache, sampler state and ring (persistent); ids, mask and logits (io)."""
+"""Allocates the buffers of one sequence. The pool `persistent` has its KV cache, sampler state and ring; the pool `io`
+has ids, mask and logits.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The weights of any model's session: buffers that the whole page shares, in place of the initializers of its graph."""
+"""Loads the weights of any model's session into buffers that the whole page shares. They replace the initializers of
+the graph.
+"""
 
 from __future__ import annotations
 

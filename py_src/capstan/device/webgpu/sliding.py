@@ -1,4 +1,4 @@
-"""Moves the rows of sliding caches, and writes the sequence's base for the kernels that count positions from it.
+"""Moves the rows of sliding caches, and writes the sequence's base, from which kernels count positions.
 
 Moves are queued like all other work, so that earlier submits find the rows in their old places. The host only needs an
 upper bound of the length that the sequence has after the next submit.

@@ -1,4 +1,4 @@
-"""The page's GPU as a DeviceInterface: buffers, spans and sessions on one GpuEngine."""
+"""Implements DeviceInterface for the page's GPU: buffers, spans and sessions of one GpuEngine."""
 
 from __future__ import annotations
 

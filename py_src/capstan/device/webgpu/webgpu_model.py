@@ -1,4 +1,6 @@
-"""The product's device: onnxruntime-web's WebGPU EP, weights shared by all sessions, decode steps from a tape."""
+"""Implements a model on WebGPU: onnxruntime-web's WebGPU EP runs it, all sessions share the weights, and a tape runs
+the decode steps.
+"""
 
 from __future__ import annotations
 

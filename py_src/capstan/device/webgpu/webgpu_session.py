@@ -1,4 +1,4 @@
-"""Sessions of any model on the page's GPU, and tapes of their runs."""
+"""Runs sessions of any model on the page's GPU, and makes tapes of their runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The weights of a data file on the device, for as long as a model needs them."""
+"""Keeps the weights of a data file on the device for as long as a model needs them."""
 
 from __future__ import annotations
 

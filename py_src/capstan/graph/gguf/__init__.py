@@ -1,1 +1,3 @@
-"""Graphs of GGUF files: ONNX as onnxruntime-genai's model builder writes it, over the file's own bytes."""
+"""Writes graphs for GGUF files: ONNX as onnxruntime-genai's model builder writes it, with the file's own bytes as
+weights.
+"""

@@ -2,7 +2,7 @@
 
     write_graph(file, gguf_decoder(file, "model.gguf"), "float16", {})    its weights are parts of model.gguf
 
-If q, k and v are of different types, as in K mixes, their products are concatenated.
+If q, k and v are of different types, as in K mixes, the results of their matrix products are concatenated.
 """
 
 from __future__ import annotations
@@ -249,7 +249,7 @@ class Builder:
         return [self.head_norm(layer, "q", made), empty, empty], ""
 
     def of_shared_caches(self) -> set[str]:
-        """The tensors of keys and values that files also have for layers without caches."""
+        """The tensors of keys and values that a file also has for layers without caches of their own."""
         sharing = [layer for layer in range(self.layers) if self.source(layer) != layer]
         names = ("attn_k", "attn_v", "attn_k_norm")
         return {f"blk.{layer}.{name}.weight" for layer in sharing for name in names}
@@ -268,8 +268,8 @@ class Builder:
         return query, self.t.node("Sigmoid", f"{node}/gate/Sigmoid", [gate])
 
     def packed(self, layer: int, x: str, rows: Sequence[Rows], biases: list[Rows]) -> str:
-        """q, k and v side by side; neighbours of the same type in the same file come from one product. Tapes recognise
-        attention by this form.
+        """q, k and v side by side. If neighbours have the same type in the same file, one matrix product makes them.
+        Tapes recognise attention by this arrangement.
         """
         groups = [list(group) for _, group in groupby(rows, key=lambda each: (each.tensor.type, each.tensor.shard))]
         made: list[str] = []

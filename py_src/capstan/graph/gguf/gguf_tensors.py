@@ -1,4 +1,6 @@
-"""Nodes of a graph over the tensors of a GGUF file: products, tables and vectors, their weights parts of the file."""
+"""Writes nodes that use the tensors of a GGUF file: matrix products, tables and vectors. Their weights are parts of the
+file.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ WORD = 4
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of a product's weights: a tensor [rows, columns] of the file, or a share of its rows."""
+    """Describes rows of a matrix product's weights: a tensor [rows, columns] of the file, or a part of its rows."""
 
     tensor: GgufTensor
     halves: int = 0

@@ -1,9 +1,9 @@
-"""The form in which products and tables hold the types of a GGUF file's tensors.
+"""Defines how matrix products and tables hold each type of a GGUF file's tensors.
 
 A quantized weight of the file is `d * q`, or `d * q + m` if the type has minima; d and m belong to a block of a row.
 MatMulNBits computes `d * (Q - zero)` with a zero of half the range. So `Q = q + zero - shift`, and `m + d * shift` are
-the remaining minima, which a second product multiplies by the sums of the blocks. `shift` is the middle of q, so that
-the remaining minima are small.
+the remaining minima, which a second matrix product multiplies by the sums of the blocks of x. `shift` is the middle of
+q, so that the remaining minima are small.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DENSE = (GgmlType.F32, GgmlType.F16, GgmlType.BF16)
 
 @dataclass(frozen=True)
 class Packing:
-    """The form in which MatMulNBits holds a quantized type, for the buffer's blocks."""
+    """Describes how MatMulNBits holds a quantized type, for the buffer's blocks."""
 
     bits: int
     block: int

@@ -1,4 +1,4 @@
-"""Per-layer embeddings of a GGUF file's graph, as in Gemma 4's small models.
+"""Writes the per-layer embeddings of a GGUF file's graph, as in Gemma 4's small models.
 
 A table has a row with all layers' elements for each token; a product of the first layer's input, normed layer by layer,
 is added to the row. After its MLP a layer gates its share; the normed product of that is added to the layer's output.

@@ -1,4 +1,4 @@
-"""The rotary embedding of a GGUF file's layers, by llama.cpp's computation (ggml_rope_ext).
+"""Computes the rotary embedding of a GGUF file's layers as llama.cpp does in ggml_rope_ext.
 
 Pair i of a head's first `rope.dimension_count` elements turns by base ** (-2i / dimensions) from each position to the
 next, divided by its factor in a tensor of the file, if there is one. Linear scaling, the default without

@@ -1,4 +1,4 @@
-"""Layers of a GGUF file's graph that carry a state in place of key/value caches."""
+"""Writes the layers of a GGUF file's graph that carry a state in place of key/value caches."""
 
 from __future__ import annotations
 

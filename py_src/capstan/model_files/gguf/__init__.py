@@ -1,1 +1,1 @@
-"""A GGUF file as a model: its header, its configuration and its tokenizer."""
+"""Reads a GGUF file as a model: its header, its configuration and its tokenizer."""

@@ -1,4 +1,4 @@
-"""The families of models in GGUF files, by the name that a file gives its architecture.
+"""Lists the families of models in GGUF files, by the name that a file gives its architecture.
 
 `FAMILIES` has for each its type in genai_config.json, and the differences of its layers from llama's. The meaning of
 keys and of missing keys is that of llama.cpp's loader (src/models/*.cpp), except for phi3's window, which llama.cpp

@@ -1,4 +1,4 @@
-"""A GGUF file's header: its metadata, with checked readers, and the places of its tensors."""
+"""Reads a GGUF file's header: its metadata, with checked readers, and the places of its tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sizes of each layer of a GGUF file's decoder; most files have equal layers."""
+"""Finds the sizes of each layer of a GGUF file's decoder. In most files all layers have the same sizes."""
 
 from __future__ import annotations
 

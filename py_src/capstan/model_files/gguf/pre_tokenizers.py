@@ -1,4 +1,4 @@
-"""The pre-tokenizers that GGUF files name: llama.cpp's regular expressions, in the syntax of a tokenizer.json."""
+"""Lists the pre-tokenizers that GGUF files name: llama.cpp's regular expressions, in the syntax of a tokenizer.json."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shards: a model in several GGUF files, as llama.cpp's gguf-split writes them.
+"""Finds the shards of a model in several GGUF files, as llama.cpp's gguf-split writes them.
 
     NAME-00001-of-00003.gguf, NAME-00002-of-00003.gguf, NAME-00003-of-00003.gguf
 

@@ -1,15 +1,20 @@
-"""One module for each of our operations: its definition, recognition, kernels and bindings.
+"""Holds one module for each of Capstan's operations: its definition, recognition, kernels and bindings.
 
-elementwise.py, norm.py operations that join products packed.py the buffers of a product's weights gemv.py products of
-one row or a few; gemv_int4.py, gemv_dense.py, few_rows.py choose their tiling, gemv_recorded.py recognises them,
-gemv_joins.py joins their neighbours to them attention.py attention of one token; attention_plan.py chooses its
-tiling, attention_recorded.py recognises it, by attention_signatures.py, and encoder_attention.py that over an encoder's
-outputs lookup.py rows of tables by ids, position_row.py by positions beside.py products of one row whose results are
-one vector matmul.py products of many rows; matmul_matrices.py makes them by subgroup matrices, gated_products.py joins
-them minima.py lets products by affine weights add their minima prefill_attention.py attention of many tokens,
-by subgroup matrices
+    elementwise.py, norm.py  define operations that matrix products join
+    packed.py                lists the buffers of a product's weights
+    gemv.py                  defines products of one row or a few rows. gemv_int4.py, gemv_dense.py and few_rows.py
+                             choose their tiling, gemv_recorded.py recognises them, gemv_joins.py joins their neighbours
+    attention.py             defines attention of one token. attention_plan.py chooses its tiling,
+                             attention_recorded.py recognises it by attention_signatures.py
+    encoder_attention.py     recognises attention over an encoder's outputs
+    lookup.py                looks up rows of tables by ids, position_row.py by positions
+    beside.py                defines products of one row whose results are one vector
+    matmul.py                defines products of many rows. matmul_matrices.py computes them with subgroup matrices,
+                             gated_products.py joins them
+    minima.py                lets products by weights with minima add these minima
+    prefill_attention.py     computes attention of many tokens with subgroup matrices
 
-A further operation is a module of its own and a line in RULES (of decode steps) or READERS (of prefill runs).
+A new operation needs its own module, and a line in RULES (for decode steps) or READERS (for prefill runs).
 """
 
 from __future__ import annotations

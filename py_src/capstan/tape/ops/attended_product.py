@@ -1,5 +1,6 @@
-"""Attention of one new token and the product of its result, which joins the splits of attention itself: for
-matvec_attended.wgsl. It saves a dispatch in each layer at every length at which attention is split."""
+"""Plans the kernel matvec_attended.wgsl: it joins the splits of one new token's attention, and multiplies the joined
+result by a weight matrix. This saves a dispatch in each layer at every length at which attention is split.
+"""
 
 from __future__ import annotations
 

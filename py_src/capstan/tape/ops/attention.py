@@ -1,5 +1,6 @@
-"""Attention of one new token, for attention.wgsl and attention_join.wgsl, which joins its splits; over caches of 4 bits
-attention_turn.wgsl runs before these."""
+"""Defines attention of one new token, which attention.wgsl computes in splits and attention_join.wgsl joins. Over
+caches of 4 bits, attention_turn.wgsl runs before these kernels.
+"""
 
 from __future__ import annotations
 

@@ -24,7 +24,9 @@ SPLITS = {0: "attention_split", 8: "attention_split_int8", 4: "attention_split_i
 
 @dataclass(frozen=True)
 class Origin:
-    """The source of the packed q, k and v of an attention, and the operations recorded between it and the attention."""
+    """The source of a recorded attention's q, k and v: the packed value that holds all three, and the operations
+    recorded between this value and the attention.
+    """
 
     packed: int
     """The value of the packed q, k and v."""
@@ -76,7 +78,9 @@ class Finder:
         return readers.pop() if len(readers) == 1 else None
 
     def origin(self, index: int) -> Origin | None:
-        """The origin of the cache that the operation at `index` writes."""
+        """The Origin for the cache that the operation at `index` writes: the packed q, k and v from which the cache's
+        rows are made. None if the operation writes no cache, or if the source of its rows is not recognised.
+        """
         found = self.met[index]
         if found.kernel.kind in ("rotary", "rotary_interleaved"):
             kernel, at = found.kernel, found.kernel.at
@@ -115,8 +119,8 @@ class Finder:
         return self.taken_apart(index) if found.kernel.kind in WRITES else None
 
     def taken_apart(self, index: int) -> Origin | None:
-        """The origin of a cache whose keys earlier operations split from the packed values, rotated and possibly
-        normalised.
+        """The Origin for a cache whose keys were split from the packed value, rotated and possibly normalised by
+        earlier operations.
         """
         write = self.met[index]
         rotary = self.made_for(write.read("key"), ("rotary_apart", "rotary_normed"), index)

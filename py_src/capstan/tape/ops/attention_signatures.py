@@ -1,4 +1,6 @@
-"""Signatures of onnxruntime-web's attention kernels for one token: split, norms, rotary, cache write, attention."""
+"""Lists the signatures of onnxruntime-web's attention kernels for one token: split, norms, rotary embedding, cache
+write and attention.
+"""
 
 from __future__ import annotations
 

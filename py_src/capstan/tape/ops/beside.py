@@ -1,5 +1,5 @@
-"""Products whose results lie one after another in one vector: q, k and v with weights of several types, or parts of a
-product whose weights exceed a binding.
+"""Defines matrix products whose results lie one after another in one vector. These are q, k and v with weights of
+several types, or parts of a product whose weights exceed a binding.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Sums, multiples, activations and casts of vectors, element by element. Products join them; none of our kernels
-computes them alone.
+"""Defines sums, multiples, activations and casts of vectors, element by element. Matrix products join these operations;
+no kernel of Capstan computes them alone.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Loose(Operation):
-    """A vector of `size` elements that none of our kernels computes alone."""
+    """A vector of `size` elements that no kernel of Capstan computes alone."""
 
     size: int
     element: str

@@ -1,5 +1,5 @@
-"""The tiling of few_rows_q4.wgsl and few_rows_dense.wgsl, products of a few rows that read weights once for up to eight
-rows, and of norm_rows.wgsl, the norms before them.
+"""Chooses the tiling of few_rows_q4.wgsl and few_rows_dense.wgsl, which multiply a few rows and read the weights once
+for up to eight rows. It also chooses that of norm_rows.wgsl, which computes the norms before them.
 """
 
 from __future__ import annotations

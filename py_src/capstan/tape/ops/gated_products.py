@@ -1,4 +1,5 @@
-"""Gated layers in a recorded prefill run, silu(W x) * (W_up x), by one of our products.
+"""Recognises gated layers, silu(W x) * (W_up x), in a recorded prefill run, and replaces each by one of Capstan's
+matrix products.
 
 onnxruntime-web runs SiLU and the multiplication as one kernel if it fused the layer, else as two.
 """

@@ -1,4 +1,5 @@
-"""A row vector, or a few rows, times a matrix of weights, with its neighbours in a decoder joined to it.
+"""Defines the product of one row vector, or of a few rows, with a weight matrix. The neighbours of the product in a
+decoder are joined to it.
 
 The kernels are matvec_q4.wgsl for weights in int4 or int8 and matvec_dense.wgsl for dense ones; gemv_int4.py and
 gemv_dense.py choose their tiling, gemv_recorded.py recognises products in a recorded step, gemv_joins.py joins the

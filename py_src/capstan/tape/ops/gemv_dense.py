@@ -1,4 +1,4 @@
-"""The tiling of web/src/worker/shaders/products/matvec_dense.wgsl for a shape of the weights and an adapter."""
+"""Chooses the tiling of web/src/worker/shaders/products/matvec_dense.wgsl for a shape of the weights and an adapter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Joins the neighbours of products of one row in a recorded step, if the values between them have no other reader."""
+"""Joins matrix products of one row with their neighbours in a recorded step, if no other operation reads the values
+between them.
+"""
 
 from __future__ import annotations
 

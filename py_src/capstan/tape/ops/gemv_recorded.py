@@ -1,4 +1,4 @@
-"""Recognises products of one row in a recorded step."""
+"""Recognises matrix products of one row in a recorded step."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Rows of tables by their ids: the embeddings of tokens.
+"""Recognises lookups of table rows by ids, such as the embeddings of tokens.
 
-In a step of one sequence a recorded lookup in one table stays as recorded, unless a factor or a cast follows it; then
-our lookup computes that, too (Gemma's embeddings are scaled, and float32 from there on). A table that is larger than a
-binding has several parts (graph/split_weights.py); one lookup of ours replaces the operations that look an id up in all
-parts and choose. The graph has the parts of each table, in order.
+In a step of one sequence, a recorded lookup in one table usually stays as recorded. If a factor or a cast follows it,
+Capstan's lookup also computes that: Gemma's embeddings are scaled, and float32 from there on. A table that is larger
+than a binding has several parts (graph/split_weights.py). One lookup of Capstan then replaces the recorded operations,
+which look an id up in all parts and choose a result. The graph has the parts of each table, in order.
 """
 
 from __future__ import annotations
@@ -153,7 +153,9 @@ def lookups_followed(
 
 
 def looked_up(node: Node, recording: Recording, ops: Sequence[Command], graph: StepGraph) -> Node | None:
-    """The node as our lookup by int64 ids, in tables that the step does not change; None if it is not such a lookup."""
+    """The node as Capstan's lookup by int64 ids, in tables that the step does not change; None if it is not such a
+    lookup.
+    """
     if isinstance(node.what, Lookup):
         return node
     op = ops[node.what.index] if isinstance(node.what, Recorded) else None

@@ -1,5 +1,6 @@
-"""Products of many rows by weights in int4 or int8, from activations in int8: matmul_q4.wgsl and quantize_rows.wgsl. If
-the device has subgroup matrices, matmul_matrices.py computes them from float16; gemv.py computes products of few rows.
+"""Defines products of many rows with int4 or int8 weights, from int8 activations: matmul_q4.wgsl and
+quantize_rows.wgsl. If the device has subgroup matrices, matmul_matrices.py computes these products from float16.
+gemv.py computes products of few rows.
 
 onnxruntime-web multiplies by int4 weights in several ways, depending on adapter and shape. A product's dispatch is
 recognised by the weights that it binds; the dispatch that converts its activations, by its only input.
@@ -253,7 +254,7 @@ class Products(RunReader):
 
     def read(self, index: int, reads: Mapping[int, int], writes: Mapping[int, int]) -> list[Node] | None:
         """The nodes that replace a recorded operation, given the values that it reads and writes, by buffer; None if
-        our kernels do not cover it.
+        Capstan's kernels do not cover it.
         """
         op, rows = self.ops[index], self.rows
         met = bound(self.recording, op, self.uploaded)

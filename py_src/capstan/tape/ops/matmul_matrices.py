@@ -1,4 +1,4 @@
-"""Products of many rows by subgroup matrices, from float16 activations: matmul_matrices.wgsl."""
+"""Computes matrix products of many rows with subgroup matrices, from float16 activations: matmul_matrices.wgsl."""
 
 from __future__ import annotations
 

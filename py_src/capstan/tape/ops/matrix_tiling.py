@@ -1,4 +1,4 @@
-"""The tilings of web/src/worker/shaders/products/matmul_matrices.wgsl and few_rows_matrices.wgsl."""
+"""Chooses the tilings of web/src/worker/shaders/products/matmul_matrices.wgsl and few_rows_matrices.wgsl."""
 
 from __future__ import annotations
 

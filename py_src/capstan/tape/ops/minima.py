@@ -1,8 +1,9 @@
-"""Joins two recorded products by affine weights, one by their integers and one by their minima, into one of ours.
+"""Joins two recorded matrix products into one product of Capstan. The two belong to one weight with minima: one
+multiplies by the integers of the weight, the other by its minima.
 
-A GGUF file's graph (graph/gguf/gguf_tensors.py) adds the product of the blocks' sums of x with the minima to the
-product of x with the integers. `products` has the minima of each product's integers; dispatches are recognised by the
-buffers that they bind.
+A GGUF file's graph (graph/gguf/gguf_tensors.py) multiplies x by the integers. It multiplies the sums of the blocks of x
+by the minima, and adds both results. `products` has the minima for the integers of each product. Dispatches are
+recognised by the buffers that they bind.
 """
 
 from __future__ import annotations
@@ -87,7 +88,9 @@ def only_read(graph: StepGraph, recording: Recording, ops: Sequence[Command], no
 
 
 def places(recording: Recording, ops: Sequence[Command], node: Node) -> Mapping[str, int]:
-    """The buffers of a recorded operation by name; empty for one of our operations."""
+    """The buffers that a recorded operation binds, by their names in its WGSL. The result is empty for an operation
+    that is not recorded, and for a recorded operation whose bindings cannot be named.
+    """
     met = bound(recording, ops[node.what.index], {}) if isinstance(node.what, Recorded) else None
     return met[0] if met is not None else {}
 

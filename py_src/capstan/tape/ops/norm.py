@@ -1,4 +1,6 @@
-"""Norms, alone or of a sum. The products that read a norm compute it; none of our kernels computes it alone."""
+"""Defines norms, alone or of a sum. The matrix products that read a norm compute it; no kernel of Capstan computes a
+norm alone.
+"""
 
 from __future__ import annotations
 

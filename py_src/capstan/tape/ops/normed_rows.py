@@ -1,4 +1,4 @@
-"""LayerNorms of many rows in a separate kernel: norm_rows.wgsl."""
+"""Computes LayerNorms of many rows in a separate kernel, norm_rows.wgsl."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The buffers of a product's weights, and of both halves of a gated layer, by the names of packing.wgsl.
+"""Lists the buffers of a matrix product's weights, and of both halves of a gated layer, by the names of
+packing.wgsl.
 
 Operations with weights have a field for each name in PACKED (None for a missing buffer) and `up`: the buffers of the
 half that multiplies the other, in the same order, without trailing missing ones.

@@ -1,7 +1,8 @@
-"""Learned positions: the row of a table at the position of the sequence, added to the embedding of its token.
+"""Recognises learned positions: the row of a table at the sequence's position is added to the embedding of the
+token.
 
-A recorded step looks the row up by the position that the host or the sampler wrote. Ours takes the position from the
-sampler's state, so that each of several sequences has its own.
+A recorded step looks the row up by the position that the host or the sampler wrote. Capstan's operation takes the
+position from the sampler's state, so that each of several sequences has its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Attention of a prefill run by subgroup matrices, over caches that are already written: prefill_attention.wgsl."""
+"""Computes attention of a prefill run with subgroup matrices, over caches that are already written:
+prefill_attention.wgsl.
+"""
 
 from __future__ import annotations
 
@@ -198,7 +200,7 @@ def tune_prefill_attention(what: PrefillAttention, limits: WorkgroupLimits) -> A
 
 
 def attends_prompts(limits: WorkgroupLimits, dtype: str) -> bool:
-    """Whether our attention can run in prefill runs with caches of that type."""
+    """Whether Capstan's attention can run in prefill runs with caches of that type."""
     return dtype == "float16" and bool(limits.lanes and limits.matrices)
 
 

@@ -1,5 +1,5 @@
-"""The taped step of beams: rows that read each other's caches through a table. It is recorded and compared like the
-step of rows that read their own caches.
+"""Makes the taped step of beams, whose rows read each other's caches through a table. It is recorded and compared like
+the step of rows that read their own caches.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One way to run a decode step on WebGPU: replayed from a tape, through ORT's capture, or eagerly."""
+"""Runs a decode step on WebGPU in one of three ways: replayed from a tape, through ORT's capture, or eagerly."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The taped step of one sequence over several positions: recorded as a step over one position, widened, and compared
-with steps over one position.
+"""Makes the taped step of one sequence over several positions. It is recorded as a step over one position, widened, and
+compared with steps over one position.
 """
 
 from __future__ import annotations

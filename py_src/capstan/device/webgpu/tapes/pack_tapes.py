@@ -1,5 +1,5 @@
-"""The taped run of tokens of several rows, each at its own position: recorded as a step of one sequence, widened, and
-compared with steps of one sequence. It fills the caches and computes no logits.
+"""Makes the taped run of tokens of several rows, each token at its own position. It is recorded as a step of one
+sequence, widened, and compared with steps of one sequence. It fills the caches and computes no logits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Prefill runs of one length replayed from a tape: recorded, rewritten, and compared with an eager run."""
+"""Makes tapes of prefill runs of one length. A run is recorded, rewritten, and compared with an eager run."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The taped step of several sequences: recorded as a step of one sequence, widened, and compared with steps of one
-sequence.
+"""Makes the taped step of several sequences. It is recorded as a step of one sequence, widened, and compared with steps
+of one sequence.
 """
 
 from __future__ import annotations

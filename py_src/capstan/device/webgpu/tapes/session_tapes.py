@@ -1,4 +1,4 @@
-"""Tapes of any model's runs over bound tensors."""
+"""Makes tapes of any model's runs on bound tensors."""
 
 from __future__ import annotations
 

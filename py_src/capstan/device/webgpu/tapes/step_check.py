@@ -1,5 +1,5 @@
-"""Checks whether a tape computes the recorded step: each operation against the truth, the whole step against an eager
-one.
+"""Checks whether a tape computes the recorded step. Each operation is compared with the truth, and the whole step with
+an eager step.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Fused:
 
     @property
     def irreplaceable(self) -> frozenset[int]:
-        """The recorded operations whose results differ from those of our operations in their place."""
+        """The recorded operations whose results differ from those of Capstan's operations in their place."""
         return frozenset(
             index
             for node in self.placement.nodes
@@ -107,10 +107,10 @@ class StepCheck:
     async def faults(
         self, recording: Recording, ops: Sequence[Command], fused: Fused, poison: Sequence[int], recognise: bool
     ) -> dict[int, str]:
-        """The reasons why operations must stay as recorded, by recorded index: our kernel is wrong, or (with
+        """The reasons why operations must stay as recorded, by recorded index: Capstan's kernel is wrong, or (with
         `recognise`) the recorded kernel was mistaken for another operation.
 
-        A kernel of ours that is wrong in one operation is not used at all, since its other faults may go undetected.
+        A kernel of Capstan that is wrong in one operation is not used at all, since its other faults may go undetected.
         """
         engine, nodes, places = self.engine, fused.placement.nodes, fused.placement.places
         makers = {value: (index, node) for index, node in enumerate(nodes) for value in node.writes}

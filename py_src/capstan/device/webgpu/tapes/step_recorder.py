@@ -184,7 +184,7 @@ class StepRecorder:
     async def _fused(
         self, recording: Recording, ops: Sequence[Command], left: Collection[int], report: dict[str, str]
     ) -> Fused:
-        """An unchecked tape with our kernels; the operations with an index in `left` stay as recorded.
+        """An unchecked tape with Capstan's kernels; the operations with an index in `left` stay as recorded.
 
         `report` is filled as soon as operations can be joined. Raises TapeError if the requested passes find no
         operations to join.
@@ -220,8 +220,8 @@ class StepRecorder:
     async def _judged(
         self, recording: Recording, ops: Sequence[Command], cleared: Collection[int], report: dict[str, str]
     ) -> tuple[int, dict[int, str]]:
-        """A tape with our kernels, whose operations were each compared with the truth; and the recorded operations
-        whose replacement was wrong, with the reasons. Raises TapeError.
+        """A tape with Capstan's kernels, whose operations were each compared with the truth; and the recorded
+        operations whose replacement was wrong, with the reasons. Raises TapeError.
         """
         left: dict[int, str] = {}
         while True:

@@ -1,4 +1,4 @@
-"""Tapes as data: made once, checked once, and restored over other buffers without a recording.
+"""Stores tapes as data. A tape is made and checked once, and restored over other buffers without a recording.
 
 A stored tape names the weights, the buffers of its sequence and the parts of buffers that its kernels bind; it
 describes the buffers that it allocates itself. It is valid only under the same key and the same `facts` of StoredTapes.

@@ -1,4 +1,4 @@
-"""The way from a captured session's first run to a tape: record, make, check."""
+"""Makes a tape from the first run of a captured session: it records the run, makes the tape, and checks it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Scratch of the kernels of tapes: buffers that each tape allocates, or the user's, which tapes use in turn."""
+"""Provides scratch memory for the kernels of tapes: buffers that each tape allocates, or the user's buffers, which
+tapes use in turn.
+"""
 
 from __future__ import annotations
 
