@@ -65,7 +65,7 @@ def test_the_static_folder_generates_without_isolation(browser: Browser, publish
     on_cpu = answer["onCpu"]["result"]
     assert on_cpu["token_ids"] == result["token_ids"]
     assert (
-        on_cpu["adapter"] == "cpu (wasm, 1 thread: no memory is shared, as in pages that are not cross-origin isolated)"
+        on_cpu["adapter"] == "cpu (wasm, 1 thread: no memory is shared, because the page is not cross-origin isolated)"
     )
     assert errors == []
 

@@ -27,7 +27,7 @@ REFUSED = {
     "an empty batch": ("PromptError", "append at least one"),
     "no texts": ("OptionError", "there are no texts; give at least one"),
     "rows of nothing": ("PromptError", "append at least one"),
-    "logits of another shape": ("OptionError", "5 numbers were given; 512 are needed"),
+    "logits of another shape": ("OptionError", "5 numbers were given; give 512"),
     "a tensor of text": ("BindingError", "they must be float32"),
     "a rewind past the start": ("OptionError", "rewind_to(-1): the sequence has 5 tokens"),
     "a rewind past the end": ("OptionError", "rewind_to(33): the sequence has 5 tokens"),

@@ -81,7 +81,7 @@ def test_a_failed_run_leaves_the_session_as_it_was(device: str, scripts: PageScr
 def test_memory_that_does_not_fit_is_refused_with_expected_and_got(scripts: PageScripts) -> None:
     found = run(scripts, "refuses", given=GIVEN)
     expected = {
-        "small": "BufferMismatchError: input 'a': buffer 'small' gives 16 bytes, 24 expected for float32 [2, 3]",
+        "small": "BufferMismatchError: input 'a': buffer 'small' has 16 bytes, but float32 [2, 3] needs 24",
         "odd": "BufferMismatchError: input 'a': buffer 'pool' is used from byte 2, expected a multiple of 4",
         "middle": "BufferMismatchError: input 'a': buffer 'pool' is used from byte 256, expected byte 0",
         "gone": "BufferMismatchError: input 'a': buffer 'gone' was closed",

@@ -21,7 +21,7 @@ from tests.other_browsers import harness_in
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 PROMPT = [5, 6, 7, 8, 9]
 WITHOUT_WAITING = "delete WebAssembly.Suspending; delete WebAssembly.promising;"
-NO_SHARED_MEMORY = "no memory is shared, as in pages that are not cross-origin isolated"
+NO_SHARED_MEMORY = "no memory is shared, because the page is not cross-origin isolated"
 AWAITS = """
 import sys
 

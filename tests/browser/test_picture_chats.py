@@ -197,7 +197,7 @@ def test_what_is_no_picture_is_refused_and_the_next_answer_comes(page: Page) -> 
         ("animated", "picture 0 is animated, with 2 frames"),
         ("wide", "picture 0 has 20000 x 1 pixels; a side may have at most 16384"),
         ("address", "/none.png cannot be read (Error: the server answered 404)"),
-        ("fewer", "2 times <start_of_image>, and 1 pictures were given"),
+        ("fewer", "<start_of_image> 2 times, but 1 pictures were given"),
     ):
         code, told = found[kind]
         assert (code, message in told) == ("PictureError", True), (kind, told)

@@ -120,7 +120,7 @@ def test_a_request_scores_sequences_and_texts(harness: Harness) -> None:
         assert each["log_probabilities"] == pytest.approx([score.log_probability for score in wanted], abs=1e-4)
         assert each["greedy"] == [score.best == score.token for score in wanted]
     refused: list[tuple[list[dict[str, Any]], str, str]] = [
-        ([{"context_ids": [1]}], "OptionError", "sequences[0] has neither text and token_ids"),
+        ([{"context_ids": [1]}], "OptionError", "sequences[0] has neither of text and token_ids"),
         ([{"context_ids": [1], "token_ids": [2], "text": "a"}], "OptionError", "sequences[0] has both text"),
         ([{"token_ids": [2]}], "OptionError", "give the tokens before them as context_ids"),
         ([{"text": "a", "context_ids": [2]}], "OptionError", "its context must be a text, too"),

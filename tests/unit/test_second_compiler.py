@@ -20,6 +20,7 @@ from capstan.stages.program import Drafting
 from capstan.stages.search import SearchOptions
 from capstan.tape import MatVec, WorkgroupLimits
 from capstan.tape.operation import Operation
+from capstan.tape.ops.attended_product import AttendedProduct
 from capstan.tape.ops.attention import Attention, HeadNorms
 from capstan.tape.ops.gemv import Factor
 from capstan.tape.ops.lookup import Lookup
@@ -129,6 +130,9 @@ def others(head: int) -> Iterator[tuple[Operation, int, int]]:
     for element, rows in combinations(("f32", "f16"), (1, 4)):
         yield Attention(8, 8, head, 300, 0.25, 0, 0, 23, 24, element, prepared=True, whole=True, rows=rows), 3, 1
         yield PositionRow(6, 256, element, rows, along=rows > 1), 1, 1
+        attention = Attention(8, 2, head, 300, 0.25, 21, 22, 23, 24, element)
+        product = MatVec(6, 7, 96, 8 * head, 32, element, residual=True)
+        yield AttendedProduct(attention, product, 1), 2, 2
 
 
 def texts(operations: Iterator[tuple[Operation, int, int]], limits: WorkgroupLimits) -> Iterator[dict[str, Any]]:
