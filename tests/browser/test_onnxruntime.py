@@ -86,7 +86,7 @@ def test_memory_that_does_not_fit_is_refused_with_expected_and_got(scripts: Page
         "middle": "BufferMismatchError: input 'a': buffer 'pool' is used from byte 256, expected byte 0",
         "gone": "BufferMismatchError: input 'a': buffer 'gone' was closed",
         "staging": "MemoryTypeError: input 'a': buffer 'staging' is in WebGPU_Staging of webgpu",
-        "host": "BufferMismatchError: input 'a': device_type is 'webgpu' and buffer 'array' is in Cpu of cpu",
+        "host": "BufferMismatchError: input 'a': device_type is 'webgpu', but buffer 'array' is in Cpu of cpu",
     }
     assert found.keys() == expected.keys()
     for name, (error, total) in found.items():

@@ -121,7 +121,7 @@ def test_a_request_scores_sequences_and_texts(harness: Harness) -> None:
         assert each["greedy"] == [score.best == score.token for score in wanted]
     refused: list[tuple[list[dict[str, Any]], str, str]] = [
         ([{"context_ids": [1]}], "OptionError", "sequences[0] has neither of text and token_ids"),
-        ([{"context_ids": [1], "token_ids": [2], "text": "a"}], "OptionError", "sequences[0] has both text"),
+        ([{"context_ids": [1], "token_ids": [2], "text": "a"}], "OptionError", "sequences[0] has both of text"),
         ([{"token_ids": [2]}], "OptionError", "give the tokens before them as context_ids"),
         ([{"text": "a", "context_ids": [2]}], "OptionError", "its context must be a text, too"),
         ([{"text": ""}], "PromptError", "sequences[0] has no token after its context"),
