@@ -21,8 +21,8 @@ __all__ = ["Seeing"]
 
 
 class Seeing:
-    """The pictures, and the decoder that has their features. Placeholders of prompts stand for the rows of features in
-    order; a placeholder that the model picks is an ordinary token.
+    """The pictures of a prompt, and the decoder that holds their features. Each placeholder token of the prompt takes
+    the next row of features. A placeholder token that the model generates is an ordinary token.
     """
 
     def __init__(self) -> None:

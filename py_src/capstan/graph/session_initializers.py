@@ -34,8 +34,8 @@ NOT_FOLDED = "DequantizeLinear"
 
 
 def prepared(model: ModelProto) -> ModelProto:
-    """The same model without unread nodes and initializers. If all weights that it transposes may be inputs, they are
-    transposed while loading.
+    """The same model without the nodes and initializers that nothing reads. If every weight that the model transposes
+    may become a graph input, the load transposes these weights.
     """
     with changed_in_place(model) as twin:
         turned = turned_weights(twin)

@@ -131,7 +131,7 @@ class Unpacking:
                 return
 
     def _take_minima_of_rows(self, node: NodeProto) -> None:
-        """Let a lookup write the sum, by blocks, with the lookup of minima, if there is one."""
+        """If each block has a minimum, let the lookup of values write their sum with the lookup of minima."""
         chain = [node]
         for kind in ("Reshape", "Add", "Reshape"):
             readers = self._wiring.consumers.get(chain[-1].output[0], [])

@@ -103,7 +103,7 @@ class Notes:
 
 
 def notes_of_files() -> Notes:
-    """The notes about stored data files, by their addresses; they are evicted with the file (capstan.WeightStore)."""
+    """The notes about stored data files, by URL. When capstan.WeightStore evicts a file, it evicts its note."""
     return Notes(folder=FOLDER_OF_FILES)
 
 

@@ -80,7 +80,7 @@ class TextStream:
             self._window, self._shown, self._sent = last, 0, len(text) - len(rest)
 
     def _slide(self, text: str) -> None:
-        """Keep the ids of the last delta as context for the next, more if they have no text (special tokens)."""
+        """Keep the ids of the last delta as context for the next one, and earlier ids if they have no text."""
         context = self._window[self._shown :]
         kept = self._decode(context) if self._shown else text
         if kept or len(self._window) > WINDOW_TOKENS:

@@ -15,7 +15,7 @@ __all__ = ["RULES"]
 
 
 def copies_all(kernel: OrtKernel) -> bool:
-    """Whether the copies have exactly the positions of the keys and values."""
+    """Whether the copied buffers hold the same number of positions as the keys and values."""
     sizes = (kernel.number("total_sequence_length"), vector(kernel.uniforms["key_shape"])[2])
     alike = kernel.uniforms["key_shape"] == kernel.uniforms["present_key_shape"]
     return alike and set(sizes) == {kernel.number("kv_sequence_length")} and kernel.number("batch_size") == 1
