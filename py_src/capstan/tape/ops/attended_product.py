@@ -4,6 +4,7 @@ result by a weight matrix. This saves a dispatch in each layer at every length a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -78,15 +79,12 @@ def products_attended(placement: Placement, limits: WorkgroupLimits) -> tuple[Pl
     splits and its value has no other reader; and for each node of the given placement, the index of the one that does
     its work. No value changes its place.
     """
-    readers: dict[int, int] = {}
-    for node in placement.nodes:
-        for value in set(node.reads):
-            readers[value] = readers.get(value, 0) + 1
+    readers = Counter(value for node in placement.nodes for value in set(node.reads))
     nodes: list[Node] = []
     within: list[int] = []
     for node in placement.nodes:
         before = nodes[-1] if nodes else None
-        joined = with_attention(before, node, limits) if before and readers.get(before.writes[0]) == 1 else None
+        joined = with_attention(before, node, limits) if before and readers[before.writes[0]] == 1 else None
         if joined is None:
             nodes.append(node)
         else:
@@ -110,14 +108,15 @@ def with_attention(before: Node, node: Node, limits: WorkgroupLimits) -> Node | 
 
 
 def joins_cheaply(what: AttendedProduct, node: Node, limits: WorkgroupLimits) -> bool:
-    """Whether the join writes nothing at one split, and the product has room for its work and little of it."""
+    """Whether attention writes the result of one split itself, and the product has room for the join and little to read
+    for it.
+    """
     product = what.product
-    attend = what.attention.kernels(node.reads[: what.attention_reads], node.writes[1:], limits)
-    join = attend[-1].plan.constants
-    if not join["ALONE_WRITES"] or len(what.kernels(node.reads, node.writes, limits)[-1].bindings) > limits.buffers:
+    attend, *_, joined = what.kernels(node.reads, node.writes, limits)
+    if "y" not in attend.bindings or len(joined.bindings) > limits.buffers:
         return False
     tuning = tune_matvec(product.k, product.n, False, product.element == "f16", product.bits, limits)
     teams = 1 if tuning.staged else tuning.workgroup // tuning.span
-    splits = int(join["HEADS"]) * int(join["MAX_SPLITS"])
+    splits = int(joined.plan.constants["HEADS"]) * int(joined.plan.constants["MAX_SPLITS"])
     memory = tuning.memory(product.element == "f16") + 4 * splits
-    return memory <= limits.memory and tuning.workgroups * teams * splits * int(join["HEAD"]) * 4 <= JOINED_BYTES
+    return memory <= limits.memory and tuning.workgroups * teams * splits * what.attention.head * 4 <= JOINED_BYTES
