@@ -6,6 +6,7 @@ options to choose one of them.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from array import array
@@ -168,7 +169,31 @@ async def generate(
         if showing:
             decoder: Any = generator._loop.decoder
             found |= {"began": js.performance.timeOrigin + start, "run_tokens": decoder.runs.pace.size}
-        return {**found, "capture": generator.capture, "capture_note": generator.capture_note}
+        found |= {"capture": generator.capture, "capture_note": generator.capture_note}
+    # Tapes that are made while nobody computes would disturb the next contender.
+    await opened.settled_async()
+    return found
+
+
+async def answer(
+    *,
+    model: str,
+    tokens: int,
+    rest_s: float,
+    prompt: list[int] | None = None,
+    text: str | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """When each token of an answer arrives, in milliseconds from the call, after `rest_s` seconds without any work."""
+    opened = await open_model(model, options)
+    given = ids_of(opened, prompt, text)
+    await asyncio.sleep(rest_s)
+    start = host_calls.now()
+    async with capstan.Generator(opened, parameters(opened, len(given) + tokens, None, None)) as generator:
+        generator.append_tokens(given)
+        arrivals = [host_calls.now() - start async for _ in generator]
+    await opened.settled_async()
+    return {"arrivals_ms": arrivals}
 
 
 async def count(generator: capstan.Generator, take: Any, ids: list[int]) -> dict[str, Any]:
@@ -336,6 +361,15 @@ async def transcript(*, model: str, prompt: list[int], tokens: int, **options: A
         ids = [token async for token in generator]
         about = {"capture": generator.capture, "finish_reason": generator.finish_reason}
         return {"reply": ids, "prompt": tokenizer.decode(prompt), "text": tokenizer.decode(ids), **about}
+
+
+async def uses(*, model: str, times: int, tokens: int) -> dict[str, Any]:
+    """How long each feature takes at its first and later uses; see uses.py."""
+    module: dict[str, Any] = {}
+    exec(compile(await source("uses.py"), "uses.py", "exec"), module)
+    place = f"/models/{model}" if model.endswith(".gguf") else f"/models/{model}/"
+    found: dict[str, Any] = await module["measured"](place, times, tokens)
+    return found
 
 
 async def memory() -> dict[str, Any]:

@@ -105,6 +105,7 @@ SECTIONS = {
     "cases": "correctness: greedy ids against onnxruntime-genai's, operations on device memory",
     "start": "page load to first token",
     "load": "load times, runtimes started",
+    "rest": "an answer of 100 tokens after ten seconds of rest, and one right after another",
     "decode": "ms a token, rounds of all contenders",
     "runs": "ms a token of short and of long runs",
     "agreement": "probabilities against float32's over given texts, for models with chats",
@@ -115,6 +116,7 @@ SECTIONS = {
     "frames": "gaps between the frames of a page that draws, while a prompt and its tokens run",
     "caches": "ms a token with KV caches written in place and apart",
     "counters": "what WebGPU is asked for by a token, host time, GPU memory; in workers of its own",
+    "uses": "the first and later uses of each feature in a page; in a worker of its own",
 }
 
 
@@ -170,6 +172,7 @@ def plan(
         "cases": lambda subject, _: (case for case in cases if case["for"] == subject.name),
         "start": starts,
         "load": load,
+        "rest": rest,
         "decode": decode,
         "runs": runs,
         "agreement": agreement,
@@ -180,6 +183,7 @@ def plan(
         "frames": lambda subject, measured: plan_frames(subject, measured.drawn),
         "caches": lambda subject, measured: plan_caches(subject, measured.drawn),
         "counters": counters,
+        "uses": uses,
     }
     for name, folder in models.items():
         subject = Subject.of(name, folder)
@@ -240,6 +244,18 @@ def load(subject: Subject, measured: Extent) -> Iterator[Step]:
             yield {**call, "row": "_".join([contender, *options.values()])}
 
 
+REST_S, ANSWER_TOKENS, ANSWERS = 10, 100, 3
+
+
+def rest(subject: Subject, measured: Extent) -> Iterator[Step]:
+    for turn in range(ANSWERS + 1):
+        asked = subject.prompt(turn)
+        for row, seconds in (("after a rest", REST_S if turn else 0), ("right after it", 0)):
+            given = {"tokens": ANSWER_TOKENS, "rest_s": seconds, **TAPE, **prompt_for(asked, "capstan")}
+            call = {"action": "call", "contender": "capstan", "function": "answer", "row": row, "warm": turn > 0}
+            yield {**call, **placed(asked), "args": {"model": subject.address, **given}}
+
+
 def decode(subject: Subject, measured: Extent) -> Iterator[Step]:
     for turn in range(measured.rounds + 1):
         asked = subject.prompt(turn)
@@ -292,6 +308,19 @@ def counters(subject: Subject, measured: Extent) -> Iterator[Step]:
         if row.contender not in started:
             yield {**shared, "function": "memory", "args": {}}
         started.add(row.contender)
+
+
+USES, USE_TOKENS = 10, 24
+
+
+def uses(subject: Subject, measured: Extent) -> Iterator[Step]:
+    yield {"action": "end", "row": "new workers"}
+    args = {"model": subject.address, "times": USES, "tokens": USE_TOKENS}
+    # A second worker finds what the first one stored.
+    for visit in ("first visit", "warm page"):
+        call = {"action": "call", "contender": "capstan", "function": "uses", "args": args}
+        yield {**call, "row": visit, "limit": 4 * measured.limit}
+        yield {"action": "end", "row": "new workers"}
 
 
 def lengths(subject: Subject, measured: Extent) -> Iterator[Step]:

@@ -40,6 +40,7 @@ WAYS = {
 }
 AGREEMENT_HEAD = ("tokens", "same top token", "mean KL divergence", "largest", "")
 FLOAT32_HEAD = ("chats", "tokens", "as float32", "where they part (float32's margin)")
+USES_HEAD = ("1st", "2nd", "later", "1st", "2nd", "later", "recorded in the first two")
 BANDWIDTH_HEAD = ("dispatches", "µs in all", "bytes of one", "GB/s", "of copies")
 
 
@@ -111,6 +112,29 @@ def versions(report: dict[str, Any]) -> str:
 def model_lines(summary: dict[str, Any], report: dict[str, Any], model: str) -> list[str]:
     lines: list[str] = []
     rows: list[tuple[str, ...]]
+    if "rest" in summary:
+        parts = next(iter(summary["rest"].values()))["ms_per_token"]
+        rows = [
+            (
+                row,
+                f"{found['first_token_ms']:.1f}",
+                *(f"{value:.3f}" for value in found["ms_per_token"].values()),
+                f"{found['tokens_per_s']:.0f}",
+            )
+            for row, found in summary["rest"].items()
+        ]
+        heads = ("first token, ms", *(f"{part}, ms/token" for part in parts), "tokens/s")
+        lines += columns("an answer of 100 tokens", heads, rows)
+    for visit, found in summary.get("uses", {}).items():
+        rows = [
+            (
+                feature,
+                *(f"{value:.1f}" for what in ("first_ms", "whole_ms") for value in row[what]),
+                ", ".join(f"{name}: {ms:.0f} ms" for made in row["made_ms"] for name, ms in made.items()),
+            )
+            for feature, row in found.items()
+        ]
+        lines += columns(f"uses, {visit}: ms to the first token, ms in all", USES_HEAD, rows)
     if "decode" in summary:
         said = differing(report, model, "decode")
         rows = [
