@@ -18,6 +18,11 @@ class LoadTimes:
         self._now = now
         self._start = now()
         self.phases: dict[str, tuple[float, float]] = {}
+        self._at_begin: dict[str, Callable[[], None]] = {}
+
+    def at_begin(self, name: str, function: Callable[[], None]) -> None:
+        """Call a function when the phase first begins."""
+        self._at_begin[name] = function
 
     @contextmanager
     def of(self, name: str) -> Iterator[None]:
@@ -25,11 +30,16 @@ class LoadTimes:
         last.
         """
         begun = self._now() - self._start
+        self._at_begin.pop(name, nothing)()
         try:
             yield
         finally:
             first, last = self.phases.pop(name, (begun, begun))
             self.phases[name] = min(first, begun), max(last, self._now() - self._start)
+
+
+def nothing() -> None:
+    """Does nothing."""
 
 
 current: ContextVar[LoadTimes | None] = ContextVar("capstan load times", default=None)

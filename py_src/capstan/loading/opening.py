@@ -191,6 +191,7 @@ async def open_model(host: DeviceHost, source: Source, make_tokenizer: MakeToken
             return loaded
 
         beside = TokenizerBeside(partial(make_tokenizer, host.tokenizer_backend, files), progress)
+        times.at_begin("session", beside.begin)
         try:
             loaded = await open_on(source.device_for(config), beside.told)
         finally:
@@ -203,8 +204,8 @@ async def open_model(host: DeviceHost, source: Source, make_tokenizer: MakeToken
 
 
 class TokenizerBeside:
-    """Makes a model's tokenizer while its weights load. Loading weights rarely needs this thread, and reading a
-    vocabulary takes tenths of a second.
+    """Makes a model's tokenizer while its sessions are made or its weights load, whichever begins first. These rarely
+    need this thread, and reading a vocabulary takes tenths of a second.
     """
 
     def __init__(self, make: Callable[[], Any], progress: Progress) -> None:
@@ -216,7 +217,12 @@ class TokenizerBeside:
     def told(self, what: str, done: int, total: int) -> None:
         """Report the progress of the load to the load's callback."""
         self._progress(what, done, total)
-        if done and self._making is None:
+        if done:
+            self.begin()
+
+    def begin(self) -> None:
+        """Begin to make the tokenizer once the running task waits."""
+        if self._making is None:
             self._making = asyncio.get_event_loop().create_task(self._begin(), context=self._context)
 
     def made(self) -> Any:
