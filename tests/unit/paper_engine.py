@@ -121,7 +121,7 @@ class PaperEngine:
         return self.works
 
     def counters(self) -> dict[str, int]:
-        return {"readbacks": 0}
+        return {"submits": self.calls, "readbacks": 0}
 
     def ledger(self) -> list[dict[str, Any]]:
         return []
@@ -209,6 +209,10 @@ class PaperEngine:
 
     async def create_session(self, model: bytes, capture: bool, owner: str, cache_bits: int) -> int:
         return await self._in_turn(set(), lambda: self._add("session", owner))
+
+    def begin_session(self, model: bytes, owner: str, cache_bits: int) -> int:
+        self._call()
+        return self._add("session", owner)
 
     async def release_session(self, session: int) -> None:
         self._take("session", session)

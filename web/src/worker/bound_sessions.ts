@@ -43,7 +43,8 @@ interface FedLengths {
 }
 
 interface BoundSession {
-  ort: Ort.InferenceSession;
+  /** Pending while it is made; a run then waits for it, and gets its failure. */
+  ort: Promise<Ort.InferenceSession>;
   /** The owner of the scratch memory that its runs allocate. */
   owner: string;
   /** The error of a run that failed inside onnxruntime-web 1.30, whose next run of the session may never end. */
@@ -67,29 +68,49 @@ export class BoundSessions implements SessionsCalls {
     private readonly buffers: Handles<GPUBuffer>,
   ) {}
 
-  createSession(model: PyProxy, capture: boolean, owner: string, cacheBits: number): Promise<number> {
-    const bytes = copyBytes(model);
+  async createSession(model: PyProxy, capture: boolean, owner: string, cacheBits: number): Promise<number> {
+    const ort = this.make(copyBytes(model), capture, owner, cacheBits);
+    await ort;
+    return this.sessions.add({ ort, owner });
+  }
+
+  /** A session that is made while others compute; its first run waits for it. */
+  beginSession(model: PyProxy, owner: string, cacheBits: number): number {
+    const ort = this.make(copyBytes(model), false, owner, cacheBits);
+    // The session's users get a failure.
+    ort.catch(() => undefined);
+    return this.sessions.add({ ort, owner });
+  }
+
+  private make(
+    model: Uint8Array,
+    capture: boolean,
+    owner: string,
+    cacheBits: number,
+  ): Promise<Ort.InferenceSession> {
     return this.exclusively(owner, async () => {
-      const session = await createSession(this.ort, bytes, {
-        device: this.watched.device,
-        capture,
-        cacheBits,
-      }).catch(async (error: unknown) => {
+      const placement = { device: this.watched.device, capture, cacheBits };
+      const session = await createSession(this.ort, model, placement).catch(async (error: unknown) => {
         throw await this.watched.explain(error);
       });
       await releaseUnless(session, () => this.watched.assertHealthy());
-      return this.sessions.add({ ort: session, owner });
+      return session;
     });
   }
 
   /** A handle for such a session, with which it is bound and recorded. */
   sessionHandle(session: OnnxSession, owner: string): number {
-    return this.sessions.add({ ort: session.session, owner });
+    return this.sessions.add({ ort: Promise.resolve(session.session), owner });
   }
 
   async releaseSession(handle: number): Promise<void> {
     const session = this.sessions.take(handle);
-    if (session) await this.exclusively(session.owner, () => session.ort.release());
+    if (!session) return;
+    await this.exclusively(session.owner, async () => {
+      // A session that failed to be made has nothing to release.
+      const made = await session.ort.catch(() => null);
+      await made?.release();
+    });
   }
 
   /** Bind a session's inputs and outputs to whole buffers; `lengths` are Binding.lengths. */
@@ -136,9 +157,11 @@ export class BoundSessions implements SessionsCalls {
         this.feedLength(feeds, 0, lengths.total, valid);
         if (lengths.held_total) this.feedLength(feeds, 1, lengths.held_total, valid - base);
       }
-      const begun = performance.now();
+      let begun = performance.now();
       try {
-        await session.ort.run(feeds, fetches);
+        const made = await session.ort;
+        begun = performance.now();
+        await made.run(feeds, fetches);
         const end = performance.now();
         if (tracer.on)
           tracer.submit("onnxruntime-web's run", begun, end, submitTimes(this.watched.device), null, { tokens });
@@ -167,7 +190,8 @@ export class BoundSessions implements SessionsCalls {
       const keep = (): void => keepRegistered([...Object.values(feeds), ...Object.values(fetches)], true);
       const recorder = new DryRecorder(this.watched, keep);
       try {
-        await recorder.during(() => this.sessions.get(session).ort.run(feeds, fetches));
+        const made = await this.sessions.get(session).ort;
+        await recorder.during(() => made.run(feeds, fetches));
       } catch (thrown) {
         const error = await this.watched.explain(thrown);
         this.watched.assertHealthy();

@@ -213,6 +213,9 @@ class GpuSessions(GpuAdapter, Protocol):
         type.
         """
 
+    def begin_session(self, model: bytes, owner: str, cache_bits: int) -> int:
+        """A session without capture, whose making has begun. Its first run waits for it, and raises its error."""
+
     async def release_session(self, session: int) -> None: ...
     def bind(
         self,

@@ -152,12 +152,20 @@ async def make_session(engine: GpuSessions, graphs: Graphs, name: str, owner: st
         return await engine.create_session(model, capture=capture, owner=owner, cache_bits=cache_bits)
 
 
-async def shared_sessions(engine: GpuSessions, graphs: Graphs, owner: str, cache_bits: int) -> dict[str, int]:
-    """The sessions that all sequences share, by name; a failure releases all of them."""
+async def shared_sessions(
+    engine: GpuSessions, graphs: Graphs, owner: str, cache_bits: int, begun: bool = False
+) -> dict[str, int]:
+    """The sessions that all sequences share, by name; a failure releases all of them. With `begun` their first runs
+    wait for them.
+    """
     made: dict[str, int] = {}
+    names = [name for name in SHARED if name in graphs.sessions]
     try:
-        for name in SHARED:
-            if name in graphs.sessions:
+        for name in names:
+            if begun:
+                with phase("session"):
+                    made[name] = engine.begin_session(graphs.sessions[name].model, owner, cache_bits)
+            else:
                 made[name] = await make_session(engine, graphs, name, owner, cache_bits)
     except BaseException:
         for session in made.values():
@@ -237,7 +245,8 @@ async def load(
     making = ahead = None
     try:
         found, stores = await probing
-        making = asyncio.ensure_future(shared_sessions(engine, graphs, owner, bits))
+        # Stored tapes run without onnxruntime-web, which made these sessions in an earlier load.
+        making = asyncio.ensure_future(shared_sessions(engine, graphs, owner, bits, begun=stores))
         in_place = require_capable(found, graphs.description) and not graphs.description.growing
         taped = options.capture == "tape" and stores
         soon = eager_picks(interface.about().software, graphs) == 1
