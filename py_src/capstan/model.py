@@ -237,6 +237,12 @@ class Model:
         self.prefixes.clear()
         await self._open().trim()
 
+    async def settled_async(self) -> None:
+        """Wait until all tapes of prompts are made that the model makes while nobody uses the GPU; see
+        docs/design_token.md. Measurements call it first.
+        """
+        await self._open().settled()
+
     async def find_not_finite(self, ids: Sequence[int]) -> NotFinite | None:
         """Find the first node that makes NaN or infinity when the model runs on a prompt, with its layer and its inputs
         that are not finite. None if all values are finite.

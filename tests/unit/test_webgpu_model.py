@@ -27,7 +27,7 @@ from capstan.device.separate_rows import SeparateRows
 from capstan.device.webgpu import row_source
 from capstan.device.webgpu.decoder import WebGpuDecoder
 from capstan.device.webgpu.prompt_runs import PromptRuns
-from capstan.device.webgpu.tapes import prefill_tapes
+from capstan.device.webgpu.tapes import prefill_tapes, spare_tapes
 from capstan.device.webgpu.tapes.decode_step import DecodeStep
 from capstan.device.webgpu.tapes.prefill_tapes import PrefillTapes
 from capstan.device.webgpu.tapes.row_tapes import TapeKind
@@ -111,6 +111,7 @@ def paper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PrefillTapes, "_recorded", recorded_run)
     monkeypatch.setattr(row_source, "widened_tape", recorded_several)
     monkeypatch.setattr(fallback, "counted", type(fallback.counted)())
+    monkeypatch.setattr(spare_tapes, "UNUSED", 0.0)
     monkeypatch.setitem(probe.remembered, PROBED, ABLE)
 
 
@@ -157,12 +158,14 @@ class Life:
         """Run a prompt three times on each of two sequences that have drafts, the last time from a tape, have one take
         over a copy of the other's caches and score tokens, and then run it on one of the two. The step of the first is
         recorded late."""
+        assert self.model is not None
         decoders = [await self.late_decoder(), await self.decoder()]
         for decoder in decoders:
             await decoder.prepare_drafts(Speculation(2, 4))
             await decoder.warm_up()
             for _ in range(3):
                 await decoder.prefill(PROMPT, 0)
+                await self.model.settled()
             await decoder.prefill(PROMPT[:7], 3)
         caches = decoders[0].caches()
         assert caches is not None
@@ -477,10 +480,12 @@ async def test_a_prompt_of_many_runs_has_their_tape_at_once(
     monkeypatch.setattr(prefill_tapes, "OFTEN", often)
 
     life = Life(graphs)
-    decoder = await (await life.load()).row_decoder(1, CAPACITY, unrecorded=True)
+    model = await life.load()
+    decoder = await model.row_decoder(1, CAPACITY, unrecorded=True)
     await decoder.row(0).prefill(PROMPT, 0)
     assert decoder.tape_passes["prefill"].startswith("no length") != made
     for _ in range(2):
+        await model.settled()
         await decoder.row(0).prefill(PROMPT, 0)
     assert not decoder.tape_passes["prefill"].startswith("no length")
     await life.close()

@@ -91,6 +91,9 @@ class DeviceModel(Protocol):
     async def trim(self) -> None:
         """Free the memory of released decoders."""
 
+    async def settled(self) -> None:
+        """Wait until all tapes are made that the model makes while the device is unused."""
+
     def healthy(self) -> bool:
         """Whether the device still works."""
 

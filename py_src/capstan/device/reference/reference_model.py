@@ -117,6 +117,9 @@ class ReferenceModel(HostSampledModel):
     async def trim(self) -> None:
         """This device keeps no decoders."""
 
+    async def settled(self) -> None:
+        """This device makes no tapes."""
+
     def _decoder(self, capacity: int) -> HostSampledDecoder:
         return HostSampledDecoder(ReferenceRunner(self.sequence(capacity)), capacity, NOTE, milliseconds)
 

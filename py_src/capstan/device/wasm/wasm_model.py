@@ -108,6 +108,9 @@ class WasmModel(HostSampledModel):
     async def trim(self) -> None:
         """This device keeps no decoders."""
 
+    async def settled(self) -> None:
+        """This device makes no tapes."""
+
     def _decoder(self, capacity: int) -> HostSampledDecoder:
         runner = WasmRunner(self._session, self._about, capacity, self.lora, self._tables)
         return HostSampledDecoder(runner, capacity, self._note, self._now)

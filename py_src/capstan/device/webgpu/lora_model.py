@@ -68,6 +68,12 @@ class LoraModel(WebGpuModel):
         await rows.close()
         return others
 
+    async def settled(self) -> None:
+        for found in await asyncio.gather(*self._variants.values(), return_exceptions=True):
+            if not isinstance(found, BaseException):
+                await found.settled()
+        await super().settled()
+
     async def trim(self) -> None:
         """Free unused memory of every rank, and close the models of ranks without a sequence."""
         for rank, made in list(self._variants.items()):

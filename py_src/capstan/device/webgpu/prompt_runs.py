@@ -88,8 +88,8 @@ class PromptRuns:
         tapes, buffers = self.tapes, self.buffers
         self._go_to(past)
         await self.pace.known()
-        if tapes is not None and past == 0:
-            await self._make_tapes(tapes, tapes.due(len(ids)))
+        if tapes is not None:
+            await self._make_tapes(tapes, tapes.due(len(ids), past))
         runs: list[Run] = []
         done = 0
         while done < len(ids):
@@ -193,6 +193,13 @@ class PromptRuns:
             self.buffers.set_input(token, position)
             self.engine.play_once(self.step_tape, position + 1)
         self.mask_bound = past + len(ids)
+
+    async def make_tape(self, length: int) -> None:
+        """Make the tape of prompt runs of a length, if there can be one; this overwrites the sequence's buffers."""
+        await self.rest()
+        if self.tapes is not None:
+            self.mask_bound = None
+            await self.finish(self.tapes.make_one(length))
 
     async def _make_tapes(self, tapes: PrefillTapes, lengths: Collection[int]) -> None:
         """Make prefill tapes. If the wait is cancelled the making goes on: work on the GPU needs its buffers."""

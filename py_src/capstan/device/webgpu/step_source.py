@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 
 from ...errors import OutOfMemoryError, TapeError, UnsupportedModelError
 from ...fallback import fall_back
@@ -145,8 +146,16 @@ class StepSource:
             for each in self._loaded.graphs.tables
         ]
 
-    def prefill_tapes(self, buffers: SequenceBuffers, prompt: int, scratch: TapeScratch) -> PrefillTapes | None:
-        """Makes and keeps a sequence's prefill tapes; None if none are possible."""
+    def prefill_tapes(
+        self,
+        buffers: SequenceBuffers,
+        prompt: int,
+        scratch: TapeScratch,
+        later: Callable[[int, int], None] | None = None,
+    ) -> PrefillTapes | None:
+        """Makes and keeps a sequence's prefill tapes; None if none are possible. `later` has the tape for a capacity
+        and a length made while the device is unused.
+        """
         loaded = self._loaded
         about = loaded.about
         # Our attention, which takes runs of several tokens, restores the inputs that recorded attention omits.
@@ -157,7 +166,10 @@ class StepSource:
             return None
 
         graph = loaded.graphs.sessions["captured prefill"].model
-        return self._prompt_tapes(buffers, graph, prompt, lambda: self._pace.size, scratch)
+        tapes = self._prompt_tapes(buffers, graph, prompt, lambda: self._pace.size, scratch)
+        if later is not None:
+            tapes.later = partial(later, buffers.capacity)
+        return tapes
 
     def _prompt_tapes(
         self, buffers: SequenceBuffers, graph: bytes, prompt: int, size: Callable[[], int], scratch: TapeScratch

@@ -5,8 +5,8 @@ the decode steps.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import cast
@@ -35,6 +35,7 @@ from .tapes.decode_step import DecodeStep
 from .tapes.draft_tapes import DraftBuffers
 from .tapes.prefill_tapes import PrefillTapes
 from .tapes.row_tapes import RowTape
+from .tapes.spare_tapes import SpareTapes
 from .tapes.tape_scratch import TapeScratch, largest
 
 __all__ = ["WebGpuModel"]
@@ -90,12 +91,19 @@ class WebGpuModel:
             tape_scratch=self._tape_scratch,
         )
         self._rows = RowSource(loaded, self._steps, self._passes, self.decoder)
+        self._spare_tapes = None if about.software else SpareTapes(self._engine, self._spare)
+        """None on software adapters, where a recording would slow the machine down for seconds."""
 
     async def decoder(self, capacity: int, given: Loan | None = None, unrecorded: bool = False) -> WebGpuDecoder:
         """A decoder of that capacity over the given buffers, which are released on failure; without them a free
         decoder, or a new one. Its step is recorded and checked, unless it may be `unrecorded`.
         """
         self._require_open()
+        if self._spare_tapes is not None:
+            await self._spare_tapes.paused()
+        return await self._decoder(capacity, given, unrecorded)
+
+    async def _decoder(self, capacity: int, given: Loan | None, unrecorded: bool) -> WebGpuDecoder:
         for i, free in enumerate(self._free):
             if given is None and free.capacity == capacity:
                 free.require(self._steps.key(capacity))
@@ -116,6 +124,17 @@ class WebGpuModel:
             raise
         self._require_open()
         return decoder
+
+    @asynccontextmanager
+    async def _spare(self, capacity: int) -> AsyncIterator[WebGpuDecoder]:
+        """A decoder without a sequence: a free one, else a new one for this block. Raises OutOfMemoryError."""
+        self._require_open()
+        new = not any(free.capacity == capacity for free in self._free)
+        one = await self._decoder(capacity, None, unrecorded=True)
+        try:
+            yield one
+        finally:
+            await (self._drop(one) if new else self.give_back(one))
 
     async def _completed(self, decoder: WebGpuDecoder) -> None:
         """Record the step of a free decoder; on failure the decoder is free again."""
@@ -219,6 +238,10 @@ class WebGpuModel:
             self._dropping.add(dropping)
             dropping.add_done_callback(self._dropping.discard)
 
+    async def settled(self) -> None:
+        if self._spare_tapes is not None:
+            await self._spare_tapes.settled()
+
     async def trim(self) -> None:
         await self._rows.trim()
         free, self._free = self._free, []
@@ -281,7 +304,8 @@ class WebGpuModel:
         await self._note_step(step, capacity, scratch)
         prompt = self._steps.bind_prefill(buffers, "prompt", FREE)
         undo.callback(self._engine.unbind, prompt)
-        tapes = self._steps.prefill_tapes(buffers, prompt, scratch)
+        later = None if self._spare_tapes is None else self._spare_tapes.request
+        tapes = self._steps.prefill_tapes(buffers, prompt, scratch, later)
         placed = self._steps.bind_placed(buffers)
         if placed:
             undo.callback(self._engine.unbind, placed)
@@ -351,6 +375,8 @@ class WebGpuModel:
 
     async def close(self) -> None:
         self._closed = True
+        if self._spare_tapes is not None:
+            await self._spare_tapes.close()
         await asyncio.gather(*self._making, return_exceptions=True)
         await asyncio.gather(*self._dropping, return_exceptions=True)
         await self._rows.close()

@@ -121,9 +121,9 @@ H100, 64 runs of 2048 take 71 s without a tape, and 22 s with one that is made b
 
 @dataclass
 class PrefillTapes:
-    """The prefill tapes of one sequence. A tape is made for the second prompt with a run of its length, or for the
-    first prompt with OFTEN such runs. A tape that another sequence or an earlier load stored is restored for the first
-    such run.
+    """The prefill tapes of one sequence. A tape that another sequence or an earlier load stored is restored for the
+    next run of its length. A missing one is requested from `later`; without `later` it is made before the second prompt
+    with such a run. A new sequence's prompt with OFTEN such runs has the tape made before it.
 
     The model's memory estimate leaves out a tape's memory: the buffers of its captured session, the scratch of its
     kernels, and copies of the caches during the check. If memory is too short for a tape, onnxruntime-web runs the
@@ -147,6 +147,8 @@ class PrefillTapes:
     scratch: TapeScratch
     what: str = "prefill"
     """The beginning of the names under which tapes are stored."""
+    later: Callable[[int], None] | None = None
+    """Has the tape for a length made while the device is unused."""
     tapes: dict[int, int] = field(default_factory=dict)
     """The tapes by length; 0 if none is possible."""
     reports: dict[int, str] = field(default_factory=dict)
@@ -168,13 +170,18 @@ class PrefillTapes:
     def report(self) -> str:
         """The tapes made so far, and the reason for each missing one."""
         if not self.reports:
-            return f"no length of {', '.join(map(str, self.lengths))} positions has run twice yet"
+            return f"no length of {', '.join(map(str, self.lengths))} positions has a tape yet"
         return "; ".join(f"{length} positions: {report}" for length, report in sorted(self.reports.items()))
 
-    def due(self, count: int) -> list[int]:
-        """The lengths of the tapes that a new prompt of `count` ids uses and that were not made yet."""
+    def due(self, count: int, past: int = 0) -> list[int]:
+        """The lengths of the tapes that a prompt of `count` ids after `past` positions uses and that are missing.
+        After positions there are none if tapes would be made over this sequence's caches.
+        """
+        if past and self.later is None:
+            return []
         runs = Counter(run.length for run in cut_prompt(count, self.size(), self.lengths))
-        self.often |= {length for length, times in runs.items() if times >= OFTEN}
+        if not past:
+            self.often |= {length for length, times in runs.items() if times >= OFTEN}
         return self.untried(runs.keys() & set(self.lengths))
 
     def untried(self, lengths: Collection[int]) -> list[int]:
@@ -182,22 +189,33 @@ class PrefillTapes:
         return sorted(set(lengths) - self.tapes.keys())
 
     async def make(self, lengths: Collection[int]) -> None:
-        """Make the tapes of these lengths that are stored or whose runs came before. This overwrites the sequence's
-        buffers, including its mask.
+        """Restore the tapes of these lengths that are stored. Make those whose runs came before or come often, which
+        overwrites the sequence's buffers, including its mask; or request them from `later`.
         """
         for length in lengths:
             restored = await self._restored(length)
-            if restored or length in self.seen | self.often:
-                self.tapes[length] = tape = restored or await self._make(length)
-                if tape:
-                    await self.scratch.add(tape, f"the tape of prompt runs of {length} positions")
+            if restored or length in self.often or (length in self.seen and self.later is None):
+                await self._keep_made(length, restored or await self._make(length))
+            elif self.later is not None:
+                self.later(length)
             self.seen.add(length)
 
+    async def make_one(self, length: int) -> None:
+        """Make the tape of a length over this sequence's buffers, unless it is stored."""
+        if length not in self.tapes:
+            await self._keep_made(length, await self._restored(length) or await self._make(length))
+
+    async def _keep_made(self, length: int, tape: int) -> None:
+        self.tapes[length] = tape
+        if tape:
+            await self.scratch.add(tape, f"the tape of prompt runs of {length} positions")
+
     async def _restored(self, length: int) -> int:
-        """A stored tape, restored; 0 if there is none."""
-        if length in self.seen:
+        """A stored tape, restored; 0 if there is none. Storage is read for a length's first run only."""
+        what = f"{self.what} of {length} positions"
+        if length in self.seen and not self.stored.in_memory(what, self.key, self.buffers):
             return 0
-        found = await self.stored.restore(f"{self.what} of {length} positions", self.key, self.buffers)
+        found = await self.stored.restore(what, self.key, self.buffers)
         if found is None:
             return 0
         self.reports[length] = found.passes["prefill"]

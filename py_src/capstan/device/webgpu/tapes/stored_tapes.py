@@ -69,6 +69,10 @@ class StoredTapes:
         """Stored tapes by the names of their notes."""
         self._noted = noted
 
+    def in_memory(self, what: str, key: TapeKey, buffers: SequenceBuffers) -> bool:
+        """Whether this page stored or restored the tape of `what`."""
+        return self._name(what, key, buffers) in self._in_memory
+
     async def restore(
         self, what: str, key: TapeKey, buffers: SequenceBuffers, spans: Mapping[str, Span] | None = None
     ) -> Restored | None:
