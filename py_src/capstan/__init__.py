@@ -1,4 +1,4 @@
-"""Language models in a web page: the shape of onnxruntime-genai, computed by onnxruntime-web on WebGPU.
+"""Runs language models in a web page, with the API of onnxruntime-genai; onnxruntime-web computes them on WebGPU.
 
 model = await capstan.Model.load("/models/bundled/")
 tokenizer = capstan.Tokenizer(model)

@@ -46,9 +46,9 @@ class Adapters:
     """LoRA adapters of a model, in the shape of onnxruntime-genai's Adapters: `.onnx_adapter` files, each under a given
     name.
 
-    The model's graph must have inputs for them, as Olive's extract-adapters pass writes it. Generators run without an
-    adapter until `generator.set_active_adapter(adapters, name)`. An adapter takes its tensors' bytes on the model's
-    device, once for all generators.
+    The model's graph must have inputs for them, in the form that Olive's extract-adapters pass writes. Generators run
+    without an adapter until `generator.set_active_adapter(adapters, name)`. An adapter takes its tensors' bytes on the
+    model's device, once for all generators.
 
     Dropped adapters are freed without `unload`, once their generators are dropped.
     """
@@ -153,7 +153,7 @@ def local_file(file: Path, named: str) -> bytes | None:
 
 @dataclass(eq=False)
 class Choice:
-    """The adapters of a generator from some tokens on."""
+    """The adapters that a generator uses for the tokens after the first `before`."""
 
     before: list[int]
     """The number of tokens of each row that run without them."""
@@ -174,8 +174,8 @@ class ActiveAdapters:
     """The combinations of several adapters."""
 
     def add(self, adapters: Adapters, name: str, before: Sequence[int]) -> None:
-        """Add one for the tokens after the first `before`, by row. Raises OptionError for an unknown name, or a
-        different Adapters object than before.
+        """Add an adapter for the tokens of each row after its first `before[row]`. Raises OptionError for an unknown
+        name, or a different Adapters object than before.
         """
         if self.container is not None and self.container is not adapters:
             raise OptionError(
@@ -191,7 +191,7 @@ class ActiveAdapters:
         self.pending.append(Choice(list(before), self.layers))
 
     def cut(self, length: int) -> None:
-        """Note that the sequences now have at most that number of tokens."""
+        """Note that each sequence now has at most `length` tokens."""
         for choice in self.pending:
             choice.before = [min(place, length) for place in choice.before]
 
@@ -201,7 +201,7 @@ class ActiveAdapters:
 
     @property
     def at_start(self) -> bool:
-        """Whether the next choice applies from the first token on."""
+        """Whether the adapters that are chosen next apply from the first token."""
         return bool(self.pending) and not any(self.pending[0].before)
 
     async def weights(self, choice: Choice) -> LoraWeights:
@@ -216,7 +216,7 @@ class ActiveAdapters:
         return self.made[-1]
 
     def chosen(self, choice: Choice) -> None:
-        """Note that this choice applies now."""
+        """Note that the adapters of `choice` are in use from now on."""
         if self.pending and self.pending[0] is choice:
             self.pending.pop(0)
 

@@ -171,14 +171,14 @@ class Embedder:
 
 
 class Chosen:
-    """The pooling of a text's tokens: the caller's, or the model's files', or the graph's."""
+    """The pooling of a text's tokens, as the caller, the model's files or the graph gives it."""
 
     def __init__(self, asked: str | None, configured: str | None, dense: bool) -> None:
         self._asked, self._configured, self._dense = asked, configured, dense
         self.pooling = asked or configured or "mean"
 
     def rewrite(self, model: ModelProto) -> ModelProto:
-        """The graph with its pooling. Raises UnsupportedModelError for a graph that is not an encoder of texts."""
+        """Add the pooling to the graph. Raises UnsupportedModelError for a graph that is not an encoder of texts."""
         unknown = [value.name for value in model.graph.input if value.name not in FED]
         if unknown or "input_ids" not in [value.name for value in model.graph.input]:
             what = f"the input {unknown[0]!r}" if unknown else "no input_ids"
@@ -286,7 +286,7 @@ def ending_of(tokenizer: Tokenizer) -> int:
 
 
 def grouped(lengths: Sequence[int]) -> list[list[int]]:
-    """The indices of texts that run together: texts of similar lengths, within RUN_TOKENS and RUN_ROWS."""
+    """Groups of texts that run together, by index: texts of similar lengths, within RUN_TOKENS and RUN_ROWS."""
     groups: list[list[int]] = []
     for place in sorted(range(len(lengths)), key=lengths.__getitem__):
         last = groups[-1] if groups else []

@@ -92,7 +92,9 @@ class ModelFileError(CapstanError):
 
 
 class WeightsChangedError(ModelFileError):
-    """A weight file changed while it was read, or since it was stored; the message gives expected and found."""
+    """A weight file changed while it was read, or since it was stored; the message gives what was expected and what was
+    found.
+    """
 
 
 class StorageError(CapstanError):
@@ -134,12 +136,14 @@ class SoundError(CapstanError, ValueError):
 
 
 class BindingError(CapstanError, ValueError):
-    """A tensor does not fit a session's input or output; the message gives its name, expected and got."""
+    """A tensor does not fit a session's input or output; the message gives its name, what was expected and what was
+    given.
+    """
 
 
 class BufferMismatchError(BindingError):
-    """A buffer cannot be used because of its size, alignment, usage, device or lifetime; the message gives expected and
-    got.
+    """A buffer cannot be used because of its size, alignment, usage, device or lifetime; the message gives what was
+    expected and what was given.
     """
 
 
@@ -160,7 +164,7 @@ class ClosedError(CapstanError):
 
 
 class VersionError(CapstanError, ImportError):
-    """Pyodide or onnxruntime-web is of a version that Capstan does not work with; the message gives both."""
+    """Pyodide or onnxruntime-web is of a version that Capstan does not work with; the message gives both versions."""
 
 
 class DeviceError(CapstanError):
@@ -188,7 +192,9 @@ class TapeError(CapstanError):
 
 
 class TapeKeyError(TapeError):
-    """A tape belongs to another model, length, GPU adapter or option set; the message has expected and got."""
+    """A tape belongs to another model, length, GPU adapter or option set; the message has what was expected and what
+    was given.
+    """
 
 
 class TapeCheckError(TapeError):

@@ -15,7 +15,7 @@ __all__ = ["arriving", "numbers", "to_json"]
 
 
 def _plain(value: Any) -> Any:
-    """Converts a value of another type to a list or dict."""
+    """Converts a value that JSON does not know to a dict (dataclasses and mappings) or a list."""
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
     return dict(value) if isinstance(value, Mapping) else list(value)

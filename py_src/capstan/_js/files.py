@@ -64,7 +64,7 @@ async def adopt_files(folder: str, names: Sequence[str]) -> str:
 
 
 def files_of(folder: Path, names: Sequence[str]) -> dict[str, bytes]:
-    """The contents of those of these files that exist in the folder, by name."""
+    """The contents, by name, of the files among `names` that exist in the folder."""
     return {name: (folder / name).read_bytes() for name in names if (folder / name).is_file()}
 
 

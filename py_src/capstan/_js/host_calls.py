@@ -185,8 +185,8 @@ async def file_exists(url: str) -> bool:
 
 
 async def adapter(*, required: bool = False) -> dict[str, Any] | None:
-    """The description of the WebGPU adapter. Without an adapter the result is None, or the error of
-    web/src/wire/adapter.ts if the caller requires an adapter.
+    """The description of the WebGPU adapter. Without an adapter it returns None, or raises the error of
+    web/src/wire/adapter.ts if `required`.
     """
     with typed_errors():
         text = await capstan_host.adapter(required)

@@ -84,8 +84,8 @@ def spent(error: BaseException) -> errors.OutOfMemoryError:
 
 
 def require_memory() -> None:
-    """Raise OutOfMemoryError if Python has no memory left, since other errors are unreliable then. Only an allocation
-    shows this, because a browser may refuse to grow a heap long before its limit; the heap grows by it at most once.
+    """Raise OutOfMemoryError if Python has no memory left, since other errors are unreliable then. The check is an
+    allocation, because a browser may refuse to grow a heap long before its limit; it grows the heap at most once.
     """
     with typed_errors():
         bytearray(LEFT_BYTES)
@@ -127,8 +127,8 @@ def _seconds(error: Any) -> float | None:
 
 
 async def or_undone(making: Coroutine[Any, Any, T], undo: Callable[[T], object]) -> T:
-    """Await an object that JavaScript makes. JavaScript cannot cancel this work: if the caller is cancelled, the
-    finished object is undone.
+    """Await an object that JavaScript makes. JavaScript cannot cancel this work: if the caller is cancelled, `undo` is
+    called with the finished object.
     """
 
     def undone(made: asyncio.Future[T]) -> None:

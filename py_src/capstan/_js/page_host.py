@@ -283,7 +283,7 @@ async def open_on_cpu(
 
 
 async def with_weights(program: CpuProgram, threads: int, external: ExternalData, progress: Progress) -> JsWasmSession:
-    """Load the weights of a program, which packs them as they arrive, and return the program."""
+    """Load the weights of a program, and return its session. The program packs the weights as they arrive."""
     with phase("session"):
         session = JsWasmSession(await host_calls.open_program(program, threads))
     if session.threads < threads:

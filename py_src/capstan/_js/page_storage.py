@@ -58,7 +58,9 @@ async def open_repository(repository: HubRepository, keep: bool) -> str:
 
 
 async def keep_repository(folder: str) -> None:
-    """Let the next load of a repository use this commit without a request to the hub. Other folders are unaffected."""
+    """Note the commit in this folder's address: the next load of the repository uses it without a request to the hub.
+    Does nothing for a folder that is not of a hub.
+    """
     await capstan_host.storage.keepRepository(folder)
 
 
@@ -244,5 +246,5 @@ def stall_after(seconds: float) -> None:
 
 
 def _number(value: Any) -> int | None:
-    """JavaScript's null as None."""
+    """Convert JavaScript's null to None."""
     return int(value) if isinstance(value, (int, float)) else None

@@ -64,13 +64,15 @@ class Vendored:
     """
 
     def __init__(self, wheels: Mapping[str, str]) -> None:
-        """`wheels` are URLs by the name of a module."""
+        """`wheels` maps names of modules to URLs of wheels."""
         self._wheels = dict(wheels)
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The module's spec, once its wheel is in site-packages. ImportError if the wheel cannot be read."""
+        """Install the module's wheel in site-packages, and return the module's spec. Raises ImportError if the wheel
+        cannot be read.
+        """
         if name not in self._wheels:
             return None
         folder = Path(get_path("purelib"))

@@ -1,1 +1,1 @@
-"""Defines the protocols of devices and the code that all share; each device has a folder."""
+"""Defines the protocols of devices and the code that all devices share; each device has a folder."""

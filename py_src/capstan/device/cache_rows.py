@@ -19,8 +19,8 @@ class CacheRows(Protocol):
         """Bytes of a copy of the first `length` positions."""
 
     def continues(self, target: Any, length: int) -> bool:
-        """Whether `copy_to` of the first `length` positions to those caches keeps all positions that the next one
-        attends to; caches that slide may hold too few.
+        """Whether `target` has all positions that the next one attends to after a `copy_to` of the first `length`
+        positions; caches that slide may hold too few.
         """
 
     def holds(self, length: int) -> bool:

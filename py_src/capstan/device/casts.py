@@ -1,4 +1,4 @@
-"""Converts among float32, float16, int32, int64 and uint32. The definition here is the one that cast.wgsl matches.
+"""Converts among float32, float16, int32, int64 and uint32. This module is the definition, and cast.wgsl matches it.
 
 The rules hold bit for bit, for every input:
 
@@ -9,7 +9,7 @@ The rules hold bit for bit, for every input:
 - Between integers the low bits are kept, and signed ones extended by their sign.
 - A type converted to itself keeps its bits.
 
-Elements are little-endian, as everywhere a page runs.
+Elements are little-endian, as on every machine that shows web pages.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _RANGES = {"int32": (-(2**31), 2**31 - 1), "int64": (-(2**63), 2**63 - 1), "uint
 
 
 def convert(data: Buffer, source_type: str, destination_type: str) -> bytes:
-    """The elements of `data` as the other type; both are keys of ELEMENT_BYTES."""
+    """Convert the elements of `data` to the destination type; both types are keys of ELEMENT_BYTES."""
     if source_type == destination_type:
         return bytes(data)
     if source_type == "float32":
@@ -75,7 +75,9 @@ def _saturated(value: float, low: int, high: int) -> int:
 
 
 def _sticky(value: int) -> int:
-    """An int64 that rounds to the same float32 and is exact as a Python float, which would round it a first time."""
+    """An integer that rounds to the same float32 as `value` and is exact as a Python float, so that the conversion
+    rounds only once.
+    """
     magnitude = abs(value)
     if magnitude < 2**53:
         return value
@@ -85,7 +87,7 @@ def _sticky(value: int) -> int:
 
 @lru_cache(maxsize=1)
 def _widened_halfs() -> array[int]:
-    """The float32 bits of all 65536 float16."""
+    """The float32 bits of all 65536 float16 values."""
     return array("I", map(_widened, range(65536)))
 
 
@@ -102,7 +104,7 @@ def _widened(half: int) -> int:
 
 
 def _narrowed(elements: array[float]) -> bytes:
-    """float32 as float16."""
+    """Convert float32 elements to float16."""
     if not math.isnan(sum(elements)):
         try:
             return struct.pack(f"<{len(elements)}e", *elements)

@@ -19,7 +19,7 @@ __all__ = ["DeviceHost", "Opening", "current_device_host", "use_device_host"]
 
 @dataclass(frozen=True)
 class Opening:
-    """A model to open, and how."""
+    """A model to open, and the options of this load."""
 
     folder: str
     config: GenaiConfig
@@ -33,7 +33,7 @@ class Opening:
 
 
 class DeviceHost(Host, Protocol):
-    """A host with devices, besides its files, clock and waits."""
+    """A host that also opens devices; every host has files, a clock and waits."""
 
     async def open_model(self, opening: Opening, device: str) -> DeviceModel:
         """Load a model onto a device; `device` 'auto' is resolved here."""
@@ -42,7 +42,7 @@ class DeviceHost(Host, Protocol):
         """Whether there is a WebGPU adapter."""
 
     async def open_device(self, device: str) -> DeviceInterface:
-        """The page's GPU, the CPU of a page, or CPython's; `device` 'auto' is resolved here."""
+        """Open the page's GPU, the page's CPU or CPython's CPU; `device` 'auto' is resolved here."""
 
     async def fit(
         self,

@@ -112,7 +112,7 @@ class DeviceTape(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Free it; closing twice is harmless."""
+        """Free the tape; closing twice is harmless."""
 
 
 class DeviceSession(ABC):
@@ -125,11 +125,11 @@ class DeviceSession(ABC):
     async def run(self, feeds: Sequence[BoundSpan], fetches: Sequence[Fetch]) -> list[BoundSpan]:
         """Run once. A fetch given as a BoundSpan is written to that span, in the device's memory (the host accessible
         one too) or in Python's heap; one given by name gets a buffer that the device makes, whose owner is the caller.
-        Returns the fetches in order, results being in queue order. All results for Python's heap are read at once.
+        Returns a tensor for each fetch, in the order of `fetches`. All results for Python's heap are read at once.
 
-        Feeds are in the device's memory; those of types that it does not hold, or without elements, in Python's heap.
-        Raises BindingError for a result that does not fit its span, ValidationError where the
-        model fails; the session stays usable.
+        Feeds are in the device's memory; empty feeds, and feeds of types that the device does not hold, are in Python's
+        heap. Raises BindingError for a result that does not fit its span, ValidationError if the model fails; the
+        session stays usable.
         """
 
     def shared_weights(self) -> Mapping[str, int] | None:
@@ -141,8 +141,8 @@ class DeviceSession(ABC):
         return True
 
     async def record(self, feeds: Sequence[BoundSpan], fetches: Sequence[BoundSpan]) -> DeviceTape:
-        """Record a run over these buffers, and compare a replay of it with an eager run; then the fetches hold the
-        results of the feeds' present contents. Raises TapeError."""
+        """Record a run over these buffers, and compare a replay of it with an eager run; afterwards the fetches hold
+        the results of the feeds' present contents. Raises TapeError."""
         raise TapeError("this device has no GPU commands to record; run the session instead")
 
     @abstractmethod
@@ -204,8 +204,8 @@ class DeviceInterface(ABC):
         """`size` bytes of zeros. Raises OutOfMemoryError over the device's limits."""
 
     async def allocate_all(self, requests: Sequence[BufferRequest], owner: str) -> list[DeviceBuffer]:
-        """Allocate all these buffers, or raise OutOfMemoryError and allocate none. Waits for devices that report a lack
-        of memory later; the device stays usable.
+        """Allocate all these buffers, or raise OutOfMemoryError and allocate none. If a device reports a lack of memory
+        only later, this call waits for the report. The device stays usable.
         """
         made: list[DeviceBuffer] = []
         with ExitStack() as undo:
@@ -225,7 +225,7 @@ class DeviceInterface(ABC):
         source were read first."""
 
     def copy_strided(self, copies: Sequence[StridedCopy]) -> None:
-        """`copy_tensors` of all their pieces; a device may do it in fewer calls."""
+        """`copy_tensors` of all pieces of these copies; a device may do it in fewer calls."""
         self.copy_tensors([pair for copy in copies for pair in copy.pairs()])
 
     def copy_from(self, destination: DeviceSpan, source: DeviceSpan) -> None:
@@ -238,7 +238,7 @@ class DeviceInterface(ABC):
 
     @abstractmethod
     async def copy_device_to_cpu(self, source: DeviceSpan, out: Any = None) -> Readback:
-        """Read exactly the span's bytes, into `out` (a writable PEP 3118 buffer of its length) if given; then
+        """Read exactly the span's bytes, into `out` (a writable PEP 3118 buffer of its length) if given; in that case
         `Readback.data` is empty."""
 
     async def copy_all_to_cpu(self, parts: Sequence[tuple[DeviceSpan, Any]]) -> None:
@@ -266,8 +266,8 @@ class DeviceInterface(ABC):
     def update_attention_mask(
         self, mask: DeviceSpan, dtype: str, capacity: int, old: Sequence[int], new: Sequence[int]
     ) -> None:
-        """Row r of a [batch, capacity] mask had its first old[r] elements one; make it new[r]. Only the elements that
-        change are written. dtype int64 or int32.
+        """In row r of a [batch, capacity] mask the first old[r] elements are 1; make it the first new[r]. Only the
+        elements that change are written. dtype int64 or int32.
         """
 
     @abstractmethod
@@ -276,7 +276,7 @@ class DeviceInterface(ABC):
 
     def layered(self, session: DeviceSession, notes: Notes | None) -> DeviceSession:
         """A session of an encoder's graph that may compute its layers with kernels of the device; it closes the given
-        session. `notes` keep for later loads that these kernels passed their check.
+        session. `notes` records for later loads that these kernels passed their check.
         """
         return session
 

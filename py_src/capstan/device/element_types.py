@@ -52,7 +52,7 @@ KINDS = {**dict.fromkeys("bhilqn", "int"), **dict.fromkeys("BHILQN", "uint"), **
 
 
 def dtype_of(given: Any) -> str:
-    """The name of an element type that a caller gives as a name, ONNX's number, 'tensor(float)', a numpy dtype or type.
+    """The name of an element type, which callers give as a name, ONNX's number, 'tensor(float)', a numpy dtype or type.
 
     Raises BindingError for anything else.
     """

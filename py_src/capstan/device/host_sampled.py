@@ -39,7 +39,7 @@ SCORED_CHUNK = 64
 
 
 class Runner(Protocol):
-    """A model over one KV cache, and states that each run overwrites if it has any."""
+    """A model over one KV cache and, if the model has them, states that each run overwrites."""
 
     stateful: bool
     """Whether there are such states."""
@@ -51,16 +51,18 @@ class Runner(Protocol):
     """The reason why `run_each` cannot be used; None if it can be used."""
 
     def run_each(self, ids: Sequence[int], past: int) -> Awaitable[list[array[float]]]:
-        """The same, but with the logits of every position."""
+        """Like `run`, but returns the logits of every position."""
 
     def keep_states(self, slot: int) -> None:
-        """Keep the states as the snapshot of that number."""
+        """Keep the states as snapshot number `slot`."""
 
     def bring_states(self, slot: int) -> None:
         """Restore the states from a snapshot; snapshots.EMPTY gives their values before the first token."""
 
     async def carried(self, name: str, valid: int) -> CarriedTensor:
-        """A cache, of which the first `valid` positions count, or a state. OptionError if there is none."""
+        """Read the first `valid` positions of a cache, or a state, by its name in the graph. OptionError if there is
+        none.
+        """
 
     def copy_from(self, other: Any) -> None:
         """Take over another runner's cache and states."""
@@ -72,7 +74,7 @@ class Runner(Protocol):
         """Another runner, whose cache has only the first `length` positions of this one's."""
 
     def adopt(self, other: Any, length: int) -> None:
-        """Make the first `length` positions of the cache those of another runner, whose cache may have another size."""
+        """Copy the first `length` positions of another runner's cache, which may have another size."""
 
     def set_lora(self, lora: LoraWeights | None) -> None:
         """Run the model with these LoRA adapters; None removes them."""
@@ -162,10 +164,10 @@ class HostSampledDecoder:
         self._options, self._row = options, row
 
     async def record(self) -> None:
-        """Nothing is recorded on the host."""
+        """Does nothing: nothing is recorded on the host."""
 
     async def warm_up(self) -> None:
-        """Nothing is compiled on the CPU."""
+        """Does nothing: nothing is compiled on the CPU."""
 
     def rotate(self, long: bool) -> None:
         self._open().rotate(long)
@@ -183,7 +185,7 @@ class HostSampledDecoder:
         return None if self._snapshots is not None else HostCaches(self._open())
 
     async def rest(self) -> None:
-        """Runs on the CPU have ended when a call returns."""
+        """Does nothing: runs on the CPU have ended when a call returns."""
 
     def adopt(self, source: CacheRows, length: int) -> None:
         source.copy_to(HostCaches(self._open()), length)
@@ -226,7 +228,7 @@ class HostSampledDecoder:
         self._prompt = prompt
 
     def reorder(self, parents: Sequence[int]) -> None:
-        """Changes nothing: there is one row."""
+        """Does nothing: there is one row."""
 
     async def submit(self, picks: int, sample_first: bool, rows: Sequence[int] = ONE) -> Burst:
         if picks != 1:
@@ -344,7 +346,9 @@ class HostSampledDecoder:
 
 
 class HostSampledModel(ABC):
-    """The base of the models of these devices: they take no pools, and run rows one after another."""
+    """The base of models on devices whose logits come to the host: they take no pools, and run rows one after
+    another.
+    """
 
     device: str
     encoder: SpeechEncoder | PictureEncoder | None = None

@@ -39,7 +39,7 @@ class LoraGraph:
     """The graph's other inputs with a default, for error messages."""
 
     def slots(self, rank: int) -> tuple[LoraSlot, ...]:
-        """The input tensors of a session for adapters of that rank."""
+        """The input tensors of a session for adapters of `rank`."""
         return tuple(each.slot(rank) for each in self.inputs)
 
     async def load(self, device: DeviceInterface, data: Any, what: str, model: str) -> LoraWeights:
@@ -139,7 +139,7 @@ def shape_of(tensor: AdapterTensor) -> str:
 
 
 def free_sizes(wanted: LoraInput, tensor: AdapterTensor) -> list[int]:
-    """The tensor's sizes in the dimensions that the graph leaves free, which are the rank."""
+    """The tensor's sizes in the dimensions that the graph leaves free; each of them is the rank."""
     return [given for size, given in zip(wanted.dims, tensor.dims, strict=True) if isinstance(size, str)]
 
 
@@ -152,7 +152,7 @@ def rank_of(wanted: LoraInput, tensors: Mapping[str, AdapterTensor]) -> int:
 async def laid_out(
     device: DeviceInterface, graph: LoraGraph, rank: int, tensors: Mapping[str, AdapterTensor], owner: str
 ) -> LoraWeights:
-    """Pack fitting tensors into one device buffer, padded with zeros to that rank. Raises OutOfMemoryError."""
+    """Pack fitting tensors into one device buffer, padded with zeros to `rank`. Raises OutOfMemoryError."""
     slots = graph.slots(rank)
     sizes = [byte_count(slot.dtype, slot.dims) for slot in slots]
     total = sum(round_up(size, ALIGNMENT) for size in sizes)

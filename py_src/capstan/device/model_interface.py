@@ -55,8 +55,8 @@ class DeviceModel(Protocol):
     """The encoder of a model that hears or sees; set by the load."""
 
     async def decoder(self, capacity: int, given: Loan | None = None) -> RowDecoder:
-        """A decoder of one row, whose KV cache holds `capacity` positions. Without `given` buffers, which are by the
-        names of its tensors, a released decoder is reused.
+        """A decoder of one row, whose KV cache holds `capacity` positions. `given` has the buffers to use, by the names
+        of the decoder's tensors; without it a released decoder is reused.
 
         Raises OutOfMemoryError over the device's limits.
         """
@@ -79,13 +79,13 @@ class DeviceModel(Protocol):
         self, decoder: RowDecoder, scratch: Mapping[str, DeviceBuffer | DeviceSpan] | None
     ) -> None:
         """Give the tapes of a decoder of this model other scratch; with None they allocate their own. Raises
-        BufferMismatchError, OutOfMemoryError; then the tapes keep their scratch.
+        BufferMismatchError, OutOfMemoryError; in that case the tapes keep their scratch.
         """
 
     async def switched(self, decoder: RowDecoder, lora: LoraWeights) -> RowDecoder:
         """The decoder that continues from a decoder's state (caches, states, lengths, logits) with other LoRA adapters:
-        the same decoder, or another of the same rows and capacity; then the given one is closed. Called while no burst
-        is under way. Raises the errors of `row_decoder`; then the decoder is unchanged.
+        the same decoder, or another with the same rows and capacity; in that case the given decoder is closed. Called
+        while no burst is under way. Raises the errors of `row_decoder`; after an error the decoder is unchanged.
         """
 
     async def trim(self) -> None:

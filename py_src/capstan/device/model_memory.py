@@ -58,17 +58,17 @@ def require_lengths(batch_size: int, max_length: int, context_length: int) -> No
 
 
 def unmeasured(rows: int, capacity: int, kind: Rows) -> PoolSize | None:
-    """The reason why scratch is unknown before the first recording."""
+    """The default of `ModelMemory.measured`: None, since scratch is unknown before the first recording."""
     return None
 
 
 def apart_from_another(rows: int, capacity: int) -> bool:
-    """The reason why rows that run one after another take no scratch."""
+    """The default of `ModelMemory.joint`: False, since no step advances several rows."""
     return False
 
 
 def of_onnxruntime(rows: int, capacity: int, kind: Rows) -> str:
-    """The reason why devices and models without tapes take no scratch."""
+    """The default of `ModelMemory.tape_scratch`: the reason why devices and models without tapes take no scratch."""
     return "onnxruntime allocates the scratch of its runs itself and takes no buffers for it"
 
 
@@ -96,10 +96,10 @@ def requirements(
     """The memory that the weights and `batch_size` sequences of `max_length` positions need.
 
     `scratch` is the size measured once a session has run. Before that it is estimated from the prefill graph's
-    `activations`, the largest set of tensors alive at once in a run over `chunk` tokens; with neither it is 0, inexact.
-    `rows` and `apart` say how the sequences are held; `tape_scratch` has the bytes of each scratch buffer of their
-    tapes, or the reason why these are unknown; `split` has the weights that are larger than a binding, `encoder` the
-    names and bytes of those of the model's encoder.
+    `activations`, the largest set of tensors alive at once in a run over `chunk` tokens; without both it is 0 and
+    inexact. `rows` and `apart` say how the sequences are held; `tape_scratch` has the bytes of each scratch buffer of
+    their tapes, or the reason why these are unknown; `split` has the weights that are larger than a binding, `encoder`
+    the names and bytes of those of the model's encoder.
     """
     one = sequence_items(description, max_length, chunk, apart=apart)
     if rows == "joint":
@@ -142,7 +142,7 @@ class Borrowed:
     scratch: Loan | None
 
     def end(self) -> None:
-        """Release all of it."""
+        """Release all these buffers."""
         for loan in (*self.sequences, self.rows, self.scratch):
             if loan is not None:
                 loan.end()
@@ -237,7 +237,7 @@ class ModelMemory:
         return replace(found, machine=about.machine_memory)
 
     def _by_cache(self, found: Fit, batch_size: int, length: int, budget: int | None) -> dict[str, int]:
-        """See Fit. On the CPU caches are of floats."""
+        """Compute `Fit.by_cache`. It is empty on the CPU, whose caches are of floats."""
         by_cache = {}
         for bits in self.description.fewer_bits if self.interface.type == "webgpu" else ():
             smaller = replace(self, description=self.description.with_cache_bits(bits))
@@ -247,7 +247,7 @@ class ModelMemory:
         return by_cache
 
     def _in_parts(self, found: Fit, batch_size: int, length: int, budget: int | None) -> int:
-        """See Fit."""
+        """Compute `Fit.in_parts`."""
         if self.interface.type != "webgpu" or self.description.whole:
             return 0
         longest = replace(self, description=self.description.head_by_head())
@@ -266,7 +266,9 @@ class ModelMemory:
         progress("weights", 0, wanted.requirements.weights.bytes - sum(size for _, size in self.encoder))
 
     def lend(self, rows: int, capacity: int, pools: Pools) -> Borrowed:
-        """Check the user's buffers for these rows, and hold them from here on. Raises BufferMismatchError."""
+        """Check the user's buffers for these rows, and reserve them until they are released. Raises
+        BufferMismatchError.
+        """
         need = self.requirements(rows, capacity)
         if pools.scratch is not None and need.no_scratch:
             raise no_scratch(need.no_scratch)
@@ -290,7 +292,9 @@ class ModelMemory:
         return Borrowed(tuple(sequences), joint, between)
 
     def lend_scratch(self, rows: int, capacity: int, scratch: Mapping[str, DeviceBuffer | DeviceSpan]) -> Loan:
-        """Check the user's buffers for the scratch of tapes, and hold them from here on. Raises BufferMismatchError."""
+        """Check the user's buffers for the scratch of tapes, and reserve them until they are released. Raises
+        BufferMismatchError.
+        """
         loan = self.lend(rows, capacity, Pools(scratch=scratch)).scratch
         assert loan is not None
         return loan

@@ -69,7 +69,7 @@ class PictureEncoder:
     async def seen(self, pictures: Sequence[Features]) -> AsyncIterator[tuple[BoundSpan, list[int]]]:
         """Run the graph once for each picture that was not among the last ones. Yields the features of all, [rows,
         hidden], and the number of rows of each; their memory is freed at the end. Raises PictureError for pixel values
-        of another size.
+        of a wrong size.
         """
         async with self._lock:
             digests = {picture.digest for picture in pictures}
@@ -94,7 +94,9 @@ class PictureEncoder:
                 held.close()
 
     async def _run(self, picture: Features) -> list[BoundSpan]:
-        """The features of a picture, tile by tile if it has tiles: attention over all at once takes much memory."""
+        """Compute the features of a picture, tile by tile if it has tiles: attention over all at once takes much
+        memory.
+        """
         dims = picture.dims[1:]
         fits = len(dims) == len(self._dims) and all(
             got == size for got, size in zip(dims, self._dims, strict=False) if isinstance(size, int)
@@ -157,7 +159,9 @@ class PictureEncoder:
 
 
 def grid_features(dtype: str, width: int, data: bytes, grid: Sequence[int]) -> Features:
-    """Patches with this number of values each; equal patches in another grid are another picture."""
+    """Features of patches with `width` values each. Their key includes the grid: equal patches in another grid are
+    another picture.
+    """
     digest = sha256(str([*grid]).encode() + data).hexdigest()
     return Features(dtype, (prod(grid), width), data, digest, tuple(grid))
 

@@ -42,7 +42,7 @@ class Prefix:
 
     @classmethod
     def of(cls, row: LiveRow, length: int) -> Prefix:
-        """The key of a row's first `length` tokens, cut before a content that does not end there."""
+        """The key of a row's first `length` tokens, cut before a content that does not end within them."""
         end = min([length, *(each.start for each in row.contents if each.start < length < each.end)])
         return cls(array("q", row.tokens[:end]), frozenset(each for each in row.contents if each.end <= end))
 

@@ -36,9 +36,9 @@ class RopeTables:
         return cls(rope, tuple(found[: len(rope.tables)]), tuple(found[len(rope.tables) :]))
 
     def rows(self, long: bool, positions: int, pictures: Sequence[PictureSpan] = ()) -> list[bytes]:
-        """The first `positions` rows of each table, with the long factors or the short ones. Long rows fill the places
-        after the short ones; no sequence reads these. With positions of three axes the rows are those for the tokens of
-        a sequence with these pictures.
+        """The first `positions` rows of each table, with the long factors or the short ones. Short rows exist only up
+        to the original length; long rows fill the places after them, which no sequence reads. With positions of three
+        axes the rows are those for the tokens of a sequence with these pictures.
         """
         found = []
         cut = 0 if long else min(positions, self.rope.original)
@@ -54,13 +54,14 @@ class RopeTables:
 
 @lru_cache(maxsize=2)
 def narrowed(rows: bytes) -> bytes:
-    """Elements of float32 as float16."""
+    """Convert float32 elements to float16."""
     return struct.pack(f"<{len(rows) // 4}e", *memoryview(rows).cast("f"))
 
 
 def turned(whole: bytes, size: int, sections: Sequence[int], pictures: Sequence[PictureSpan]) -> bytes:
-    """As many rows of `size` bytes for the tokens of a sequence: those of a picture turn by its first position, and by
-    their own row and column after it; text goes on after the largest of these."""
+    """The rows of `whole` (`size` bytes each) in the order of a sequence's tokens, as many as before. A token of a
+    picture rotates by the picture's first position plus its own row and column; text continues after the largest
+    position."""
     first, second = (size * sum(sections[:count]) // sum(sections) for count in (1, 2))
     found, place, position = list[bytes](), 0, 0
     for each in pictures:

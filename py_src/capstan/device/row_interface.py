@@ -126,23 +126,26 @@ class DecoderRow(Protocol):
         """
 
     def follow_grammar(self, position: Sequence[int]) -> None:
-        """Set the position in the automaton of the options' `grammar`, the states of its stack. From there the device
-        makes the masks and follows the picks, until `allow` sets a mask or anything but a pick changes the sequence. If
-        the device cannot determine the allowed tokens, it picks NO_TOKEN. Only with `RowDecoder.follows_grammars`.
+        """Set the position in the automaton of the options' `grammar`: the states on its stack. From there the device
+        makes the masks and follows the picks, until `allow` sets a mask or the sequence is changed by anything other
+        than a pick. If the device cannot determine the allowed tokens, it picks NO_TOKEN. Only with
+        `RowDecoder.follows_grammars`.
         """
 
     async def logits(self) -> memoryview[float]:
         """The logits of the next pick: float32 [vocab]."""
 
     def set_logits(self, values: memoryview[float]) -> None:
-        """Replace those logits: float32 [vocab]."""
+        """Replace the logits of the next pick: float32 [vocab]."""
 
     def edit_logits(self, edits: Mapping[int, float]) -> None:
-        """Replace the logits of some tokens, by token; values are rounded to the type of the model's logits."""
+        """Replace the logits of some tokens; `edits` maps tokens to logits, and values are rounded to the type of the
+        model's logits.
+        """
 
     async def carried(self, name: str) -> CarriedTensor:
-        """A cache or state of the positions that the model ran on, by its name in the graph. OptionError if there is
-        none.
+        """A cache or state of the positions that the model ran on, by its name in the graph. Raises OptionError if
+        there is none.
         """
 
 
@@ -161,19 +164,20 @@ class SeeingRow(Protocol):
     """A DecoderRow of a model with a vision graph."""
 
     def see(self, features: BoundSpan | None, places: Sequence[int], pictures: Sequence[PictureSpan] = ()) -> None:
-        """Have later runs place rows of features [rows, hidden]: `places` has the row for each position from the first
-        one on, or -1 for none. `pictures` are those whose features have rows and columns. The caches become invalid
-        from the first changed position on. Called under the conditions of `DecoderRow.prefill`.
+        """Have later runs place rows of features [rows, hidden]: `places` has for each position, beginning with the
+        first, a row of the features, or -1 for none. `pictures` are the pictures whose features have rows and columns.
+        The caches become invalid at the first changed position and all later ones. Called under the conditions of
+        `DecoderRow.prefill`.
         """
 
 
 class RowDecoder(Protocol):
     """Rows on a device: each has a KV cache, logits, a sampler and a token ring, and they are submitted together.
 
-    Rows are numbered from 0. `submit` steps all requested rows once for each pick. Every device has decoders of one
-    row, which are also that row, and `device.separate_rows.SeparateRows`, a list of these, which works for every model
-    and device. Decoders that compute all rows in one step must give the same picks. Some can do more: DraftedRows,
-    PackedRows, beams.BeamRows.
+    Rows are numbered from 0. `submit` steps all requested rows once for each pick. A decoder of one row is also its own
+    row. Every device has such decoders, and `device.separate_rows.SeparateRows`, a list of them, which works for every
+    model. Decoders that compute all rows in one step must give the same picks. Some decoders can do more: DraftedRows,
+    PackedRows, beam_interface.BeamRows.
     """
 
     rows: int
@@ -184,7 +188,7 @@ class RowDecoder(Protocol):
 
     @property
     def capture_note(self) -> str | None:
-        """The reason why `capture` differs from the requested one."""
+        """The reason why `capture` differs from the requested value; None if it does not."""
 
     @property
     def tape_passes(self) -> dict[str, str]:
@@ -199,7 +203,9 @@ class RowDecoder(Protocol):
 
     @property
     def usual_burst(self) -> int:
-        """The burst that an adaptive run-ahead reached when the decoder was last used; at first its initial burst."""
+        """The burst size that an adaptive run-ahead had reached when the decoder was last used; at first the initial
+        size.
+        """
 
     @usual_burst.setter
     def usual_burst(self, picks: int) -> None: ...
@@ -214,7 +220,7 @@ class RowDecoder(Protocol):
         """
 
     def row(self, number: int) -> DecoderRow:
-        """One of its sequences, until the rows are reordered."""
+        """The sequence of a row; valid until the rows are reordered."""
 
     async def record(self) -> None:
         """Record the decode step, unless `records_after` is None. Caches and sampler state are lost, and `capture`,
@@ -222,9 +228,9 @@ class RowDecoder(Protocol):
         """
 
     def set_search(self, options: SearchOptions, row: int = 0) -> None:
-        """Choose how a row's tokens are picked from now on. Rows differ only in `min_length`, in tokens of the row by
-        the device's count. A row draws from (seed, length of the row, number of the row); a decoder of one row may be
-        any row of several.
+        """Choose how a row's tokens are picked from now on. Options of different rows may differ only in `min_length`,
+        which counts the row's tokens by the device's count. A row draws from (seed, length of the row, number of the
+        row); a decoder of one row may be any row of several.
         """
 
     async def warm_up(self) -> None:
@@ -241,35 +247,37 @@ class RowDecoder(Protocol):
 
     def reorder(self, parents: Sequence[int]) -> None:
         """Replace each row r by a copy of row `parents[r]`, all at once: its cache, its states, its length and its
-        logits. A row that is its own parent costs nothing. Called while no burst is under way.
+        logits. A row whose parent is the row itself costs nothing. Called while no burst is under way.
         """
 
     def submit(self, picks: int, sample_first: bool, rows: Sequence[int] = ONE) -> Awaitable[Burst]:
         """Queue `picks` decode steps, each followed by a pick, for the given rows; with `sample_first` the first picks
-        from the present logits. Other rows have picked an end of sequence, so that their later cache positions do not
-        matter. Work is queued when this returns; ids are awaited in the order of the bursts.
+        from the present logits. All other rows must have picked an end of sequence: their later cache positions do not
+        matter. The work is queued when this returns; callers await the ids in the order of the bursts.
         """
 
     async def run_picked(self, rows: Sequence[int] = ONE) -> None:
-        """Run the model over the last pick of the given rows, without a new pick; the logits are then those after that
-        pick. Called while no burst is under way.
+        """Run the model over the last pick of the given rows, without a new pick; afterwards the logits are those after
+        that pick. Called while no burst is under way.
         """
 
     async def step(self, tokens: Sequence[int]) -> None:
-        """Run one decode step over given tokens, one for each row, without a pick; the logits are then those after
+        """Run one decode step over `tokens`, one for each row, without a pick; afterwards the logits are those after
         these tokens. Called while no burst is under way.
         """
 
     async def shortlists(self, count: int, rows: Sequence[int] = ONE) -> list[Shortlist]:
-        """The best `count` tokens of each given row's logits, before stages."""
+        """The best `count` tokens of each given row's logits, before the sampler's stages change them."""
 
     def set_lora(self, lora: LoraWeights | None) -> None:
-        """Run the model with these LoRA adapters in later steps, of the rank that the decoder was made with; None
-        removes them. Called while no burst is under way.
+        """Run the model with these LoRA adapters in later steps; None removes them. The decoder must have been made for
+        their rank. Called while no burst is under way.
         """
 
     def counters(self) -> Counters:
-        """Totals by COUNTER_NAMES. A step of all rows at once counts as one, separate rows count one each."""
+        """The total of each of COUNTER_NAMES. A step of all rows at once counts once; separate rows count one step
+        each.
+        """
 
     async def close(self) -> None:
         """Free the decoder's resources, or keep them for the next decoder."""
@@ -288,8 +296,8 @@ class DraftedRows(Protocol):
 
     def submit_drafted(self, steps: int, drafts: Sequence[int] | None) -> Awaitable[Burst]:
         """Queue `steps` decode steps, each over the last pick and the drafts after it. A step picks at each position in
-        turn, like steps of one token, up to the first pick that differs from the next draft. `drafts` are those of one
-        step, or None if the decoder finds drafts; then the caches must have room for all of them.
+        turn, like steps of one token, up to the first pick that differs from the next draft. `drafts` are the drafts of
+        one step, or None if the decoder finds drafts by itself; in that case the caches must have room for all of them.
         """
 
 

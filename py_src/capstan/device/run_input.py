@@ -117,26 +117,26 @@ class RunInput:
         return [pool_item(name, self.pool, size) for name, size in sizes.items()]
 
     def tensors(self, run: Run) -> list[RunTensor]:
-        """All inputs and outputs of such a run."""
+        """All inputs and outputs of a run of this kind."""
         return [*self.feeds(run), *self.fetches(run)]
 
     def feeds(self, run: Run) -> list[RunTensor]:
-        """The inputs of such a run; a session binds those of its graph."""
+        """The inputs of a run of this kind; a session binds only inputs of its graph."""
         return []
 
     def fetches(self, run: Run) -> list[RunTensor]:
-        """The outputs of such a run."""
+        """The outputs of a run of this kind."""
         return []
 
     def carried(self) -> list[str]:
-        """The items that a copy of the sequence copies."""
+        """The names of the items that are copied with the sequence."""
         return []
 
     def rotate(self, memory: SequenceMemory, long: bool) -> None:
         """Note that the sequence is rotated by the long factors of a long rope from now on, or by the short ones."""
 
     def hold(self, memory: SequenceMemory, valid: int) -> None:
-        """Note that the sequence now has `valid` positions, regardless of its earlier ones."""
+        """Note that the sequence now has `valid` positions, whatever it had before."""
 
     def write_prompt(self, memory: SequenceMemory, ids: Sequence[int], past: int, valid: int | None) -> None:
         """Write the inputs of a run over these ids, after `past` positions. `valid` is the largest possible number of
@@ -145,14 +145,12 @@ class RunInput:
 
     def write_step(self, memory: SequenceMemory, token: int, position: int) -> None:
         """Write the inputs of a step that the host begins. In a burst the sampler's kernels write ids, mask and
-        positions; every other input keeps the value of the step before, and rows of one tape share it."""
+        positions; every other input keeps the value of the previous step, and all rows of a tape share it."""
 
     def on_host(self, ids: Sequence[int], past: int) -> list[HostTensor]:
-        """The inputs of a run over these ids that differ from run to run, for a device that takes tensors of the
-        host.
-        """
+        """For a device that takes tensors of the host: the inputs of a run over these ids, without the fixed ones."""
         return []
 
     def fixed_on_host(self, long: bool) -> list[HostTensor]:
-        """The inputs that stay the same until the sequence is rotated by other factors."""
+        """The fixed inputs: they stay the same until the sequence is rotated by other factors."""
         return []

@@ -52,8 +52,8 @@ CODES = {"int64": "q", "int32": "i"}
 
 
 class Caches(RunInput):
-    """Key/value caches. Attention reads them, and writes them in place, to separate buffers, or as longer ones in each
-    run.
+    """Key/value caches. Attention reads them. It writes them in place, to separate buffers, or to caches that grow with
+    each run.
     """
 
     pool = "persistent"
@@ -118,7 +118,7 @@ class Mask(RunInput):
 
 
 class Logits(RunInput):
-    """The logits of the last position of a run, or of every one."""
+    """The logits of the last position of a run, or of every position."""
 
     def fetches(self, run: Run) -> list[RunTensor]:
         kept = run.tokens if run.every else 1
@@ -129,7 +129,7 @@ class Logits(RunInput):
 
 
 class Ids(RunInput):
-    """Token ids."""
+    """The token ids of a run."""
 
     def feeds(self, run: Run) -> list[RunTensor]:
         return [RunTensor(self.about.input_ids, f"{run.which} ids", self.about.ids_dtype, (1, run.tokens))]
@@ -231,11 +231,13 @@ class Placed(RunInput):
         self._places: Sequence[int] = ()
 
     def see(self, features: HostTensor | None, places: Sequence[int]) -> None:
-        """Place these features, by their rows at the positions from the first on; -1 is for none."""
+        """Place these features: `places` has a row of them for each position, beginning with the first; -1 stands for
+        none.
+        """
         self._features, self._places = features, places
 
     def any(self, start: int, count: int) -> bool:
-        """Whether features stand at some of these positions."""
+        """Whether some of the `count` positions after `start` have features."""
         return any(place >= 0 for place in self._places[start : start + count])
 
     def write_prompt(self, memory: SequenceMemory, ids: Sequence[int], past: int, valid: int | None) -> None:
@@ -314,7 +316,9 @@ class WindowBase(RunInput):
 
 
 class WindowTables(RunInput):
-    """The rows of the rotary tables of sliding caches from that position on; webgpu.sliding writes them."""
+    """The rows of the rotary tables for sliding caches, beginning with their first position; webgpu.sliding writes
+    them.
+    """
 
     pool = "weights"
 
@@ -359,7 +363,7 @@ def run_inputs(about: GraphDescription, room: Room) -> tuple[RunInput, ...]:
 
 
 def sequence_items(about: GraphDescription, capacity: int, chunk: int, *, apart: bool = False) -> tuple[PoolItem, ...]:
-    """Every tensor that a sequence of `capacity` positions holds, in the order of allocation.
+    """The memory of every tensor of a sequence of `capacity` positions, in the order of allocation.
 
     `chunk` is the most prompt tokens of one run; with `apart` attention does not write its caches to the buffers that
     it reads.

@@ -40,8 +40,8 @@ async def separate_rows(
     lora: LoraWeights | None = None,
     given: Sequence[Loan | None] = (),
 ) -> D | SeparateRows[D]:
-    """A model's `decoder` for each row, with LoRA adapters, over the buffers in `given`. Raises its errors;
-    OutOfMemoryError has the number of rows that fit. On failure the given buffers are released."""
+    """A model's `decoder` for each row, with LoRA adapters, over the buffers in `given`. Raises the errors of
+    `decoder`; OutOfMemoryError has the number of rows that fit. On failure the given buffers are released."""
     made: list[D] = []
     try:
         while len(made) < rows:
@@ -111,7 +111,7 @@ class SeparateRows(Generic[D]):
     records_after = None
 
     async def record(self) -> None:
-        """Each row's step is recorded when the row is made."""
+        """Does nothing: each row's step is recorded when the row is made."""
 
     async def warm_up(self) -> None:
         # Compiled kernels are the model's, not the decoder's.
@@ -186,7 +186,7 @@ class SeparateRows(Generic[D]):
 
 
 class _Bursts:
-    """The bursts of all rows. Unlike a coroutine this may be dropped unread."""
+    """The bursts of all rows. Unlike a coroutine, this object may be dropped without an await."""
 
     def __init__(self, rows: int, bursts: Mapping[int, Awaitable[Burst]], unread: list[Awaitable[Burst]]) -> None:
         self._rows, self._bursts, self._unread = rows, bursts, unread

@@ -24,7 +24,7 @@ class Shortlist:
 
     @classmethod
     def of(cls, logits: Sequence[float], count: int) -> Shortlist:
-        """The first `count` of a row of finite logits."""
+        """The best `count` tokens of a row of finite logits."""
         best = heapq.nlargest(count, range(len(logits)), key=logits.__getitem__)
         top = logits[best[0]]
         total = math.log(math.fsum(map(math.exp, [logit - top for logit in logits])))
@@ -32,7 +32,7 @@ class Shortlist:
 
     @classmethod
     def read(cls, numbers: Sequence[float]) -> Shortlist:
-        """Reads numbers from the GPU: the sum, then logits and tokens in turn."""
+        """Reads the GPU's numbers: the sum, then a logit and a token in turn."""
         logits = [max(-LARGEST, min(LARGEST, logit)) for logit in numbers[1::2]]
         best = tuple((logit, int(token)) for logit, token in zip(logits, numbers[2::2], strict=True))
         return cls(best, math.log(numbers[0]))
@@ -48,5 +48,5 @@ class ScoredToken:
 
     @classmethod
     def of(cls, logits: Sequence[float], token: int) -> ScoredToken:
-        """A given token, from a row of finite logits."""
+        """The score of a given token in a row of finite logits."""
         return cls(logits[token], Shortlist.of(logits, 1))

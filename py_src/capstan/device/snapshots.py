@@ -18,11 +18,11 @@ burst.
 
 @dataclass
 class Snapshots:
-    """Positions of the live state of a sequence and of its snapshots. `keep` copies the live state into a slot, `bring`
+    """The positions of a sequence's live state and of its snapshots. `keep` copies the live state into a slot, `bring`
     copies a slot to the live state.
 
-    Slot 0 holds the state before the last run of the prompt, so that an answer can be generated again; the others the
-    states at the last starts of bursts, so that steps that ran ahead can be discarded.
+    Slot 0 holds the state before the last run of the prompt, so that an answer can be generated again. The other slots
+    hold the states before the last bursts, so that steps that ran ahead can be discarded.
     """
 
     slots: int
@@ -53,12 +53,12 @@ class Snapshots:
         self.live = position
 
     def before_last_run(self) -> None:
-        """Note that the last run of a prompt comes next; before the first token no snapshot is needed."""
+        """Note that the last run of a prompt comes next; keep a snapshot, unless no token has been run."""
         if self.live:
             self._take(0, self.live)
 
     def before_burst(self) -> None:
-        """Note that decode steps come next."""
+        """Note that decode steps come next; keep a snapshot if the last one is far enough back."""
         if self.live is not None and self.live >= max(self.taken.values(), default=0) + SPACING:
             free = [slot for slot in range(1, self.slots) if slot not in self.taken]
             self._take(free[0] if free else min(range(1, self.slots), key=self.taken.__getitem__), self.live)

@@ -1,4 +1,4 @@
-"""Checks the arguments of operations on spans before any is queued, for all devices."""
+"""Checks the arguments of operations on spans before any operation is queued, for all devices."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ INDEX_BYTES = {"int64": 8, "int32": 4}
 
 
 def check_device(span: DeviceSpan, device: str) -> None:
-    """Raise BufferMismatchError unless the span's buffer is the device's, ClosedError if it was closed."""
+    """Raise BufferMismatchError unless the span's buffer belongs to the device, ClosedError if the buffer was
+    closed.
+    """
     if span.buffer.memory.device != device:
         raise BufferMismatchError(
             f"buffer {span.buffer.label!r} is memory of device {span.buffer.memory.device!r}; this device is "
@@ -64,7 +66,9 @@ def check_strided(copies: Sequence[StridedCopy], device: str) -> None:
 def check_cast(
     source: DeviceSpan, source_type: str, destination: DeviceSpan, destination_type: str, device: str
 ) -> int:
-    """The number of elements of a cast. Raises BindingError for other dtypes, BufferMismatchError for other lengths."""
+    """The number of elements of a cast. Raises BindingError for dtypes that cannot be cast, BufferMismatchError for
+    lengths that do not match.
+    """
     check_device(source, device)
     check_device(destination, device)
     for dtype in (source_type, destination_type):
@@ -85,7 +89,7 @@ def check_mask(
     mask: DeviceSpan, dtype: str, capacity: int, old: Sequence[int], new: Sequence[int], device: str
 ) -> None:
     """Raise BindingError for another dtype or row lengths outside of [0, capacity], BufferMismatchError unless the span
-    is one [len(old), capacity] mask."""
+    holds a [len(old), capacity] mask."""
     size = _index_bytes("an attention mask", dtype)
     if len(old) != len(new):
         raise BindingError(f"{len(old)} old and {len(new)} new lengths of mask rows; give each row one of both")
@@ -97,8 +101,8 @@ def check_mask(
 
 
 def check_positions(positions: DeviceSpan, dtype: str, starts: Sequence[int], count: int, device: str) -> None:
-    """Raise BindingError for another dtype or positions out of its range, BufferMismatchError unless the span is
-    [len(starts), count].
+    """Raise BindingError for another dtype or positions out of the dtype's range, BufferMismatchError unless the span
+    holds [len(starts), count].
     """
     size = _index_bytes("positions", dtype)
     if count < 0:

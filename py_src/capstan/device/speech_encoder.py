@@ -86,7 +86,7 @@ class SpeechEncoder:
     @asynccontextmanager
     async def heard(self, features: Features) -> AsyncIterator[dict[str, BoundSpan]]:
         """Run the encoder. Yields its outputs by the names of the decoder's inputs; they are valid until the end of the
-        block or the next run. Raises SoundError for features of another size.
+        block or the next run. Raises SoundError for features of a wrong size.
         """
         sizes = tuple(own and size for own, size in zip(self.dims, features.dims, strict=False))
         if (features.dtype, sizes, len(features.dims)) != (self.dtype, self.dims, len(self.dims)):
@@ -155,7 +155,7 @@ def free(spans: Sequence[BoundSpan]) -> None:
 
 
 def on_host(heard: Mapping[str, BoundSpan]) -> list[HostTensor]:
-    """An encoder's outputs in Python's heap, as inputs of a decoder."""
+    """Convert an encoder's outputs in Python's heap to inputs of a decoder."""
     return [HostTensor(name, each.dtype, each.dims, view_of(each.span)) for name, each in heard.items()]
 
 
@@ -181,8 +181,8 @@ async def open_encoder(
     decoder: GraphDescription,
     keep: bool,
 ) -> SpeechEncoder:
-    """The encoder of a model folder on the decoder's device; `data` is the file of its graph. Raises ModelFileError,
-    UncomputedError, UnsupportedModelError, OutOfMemoryError."""
+    """Open the encoder of a model folder on the decoder's device; `data` is the file of its graph. Raises
+    ModelFileError, UncomputedError, UnsupportedModelError, OutOfMemoryError."""
     about = config.encoder
     assert about is not None
     session = await open_session(host, folder, about.filename, data, device, keep, ENCODER)
@@ -196,7 +196,7 @@ async def open_encoder(
 async def open_session(
     host: Host, folder: str, filename: str, data: bytes, device: DeviceInterface, keep: bool, owner: str
 ) -> DeviceSession:
-    """A session over a graph beside the decoder, and its data files."""
+    """Open a session over another graph of the model folder, and its data files."""
     parsed = graph.parse(data, filename)
     if device.type in ("webgpu", "wasm"):
         graph.require_computed(parsed, device.type, position_ids="")

@@ -26,7 +26,7 @@ class Config:
     """The configuration of the model folder at `path`, for `Model(config)`.
 
     As in the native package, a model is loaded onto the device of the providers in the file, the CPU if there are none.
-    After `clear_providers` it is the CPU, and after `append_provider('webgpu')` the GPU.
+    After `clear_providers` the device is the CPU, and after `append_provider('webgpu')` it is the GPU.
     """
 
     def __init__(self, path: str, /) -> None:

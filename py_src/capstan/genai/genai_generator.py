@@ -24,8 +24,8 @@ class Generator:
     """Generates tokens of one sequence, or of the rows of a batch. `capstan` is the capstan.Generator that it wraps.
 
     As in the native package, `is_done` becomes true when the generated token ends the sequence; after an
-    end-of-sequence token `generate_next_token` gives padding, at max_length it raises. After `rewind_to(n)` the first
-    `generate_next_token` restores the old token n and generates the token after it.
+    end-of-sequence token `generate_next_token` gives padding; at max_length it raises an error. After `rewind_to(n)`
+    the first `generate_next_token` restores the old token n and generates the token after it.
 
     A generator that is dropped is freed; `generator.capstan.close()` frees it now.
     """

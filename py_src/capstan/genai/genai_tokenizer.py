@@ -78,22 +78,22 @@ class Tokenizer:
 
     @property
     def bot_token_id(self) -> int:
-        """The token before tool calls. ConfigError: Capstan reads none."""
+        """The token before tool calls. Always raises ConfigError, because Capstan does not read this token."""
         return defined("bot_token_id", None)
 
     @property
     def eot_token_id(self) -> int:
-        """The token after tool calls. ConfigError: Capstan reads none."""
+        """The token after tool calls. Always raises ConfigError, because Capstan does not read this token."""
         return defined("eot_token_id", None)
 
     @property
     def bor_token_id(self) -> int:
-        """The token before reasoning. ConfigError: Capstan reads none."""
+        """The token before reasoning. Always raises ConfigError, because Capstan does not read this token."""
         return defined("bor_token_id", None)
 
     @property
     def eor_token_id(self) -> int:
-        """The token after reasoning. ConfigError: Capstan reads none."""
+        """The token after reasoning. Always raises ConfigError, because Capstan does not read this token."""
         return defined("eor_token_id", None)
 
     def apply_chat_template(

@@ -220,7 +220,7 @@ class LastRun:
 
 
 def is_carried(name: str, patterns: Iterable[str]) -> bool:
-    """Whether a name matches one with a %d for the layer: a cache or a state."""
+    """Whether a name is that of a cache or a state: it matches one of the patterns, which have %d for the layer."""
     for pattern in patterns:
         before, counts, after = pattern.partition("%d")
         layer = name.removeprefix(before).removesuffix(after)

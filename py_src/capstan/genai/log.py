@@ -33,10 +33,10 @@ sinks: list[Callable[[str], Any] | Path] = []
 
 
 def set_log_options(**options: Any) -> None:
-    """Switches of the log, and `filename`: nothing is written before `enabled` is True; "" closes the file. Lines of
-    tensors take runs of the whole sequence, like get_input and get_output. Lines of onnxruntime are not written;
-    turning them on is a step down, with a warning. OptionError for an unknown name, a value of another type, or a file
-    that cannot be written.
+    """Set switches of the log, and its `filename`. Nothing is written before `enabled` is True; the filename "" closes
+    the file. Lines of tensors need runs of the whole sequence, like get_input and get_output. Lines of onnxruntime are
+    not written; turning them on is a step down, with a warning. OptionError for an unknown name, a value of another
+    type, or a file that cannot be written.
     """
     for name, value in options.items():
         if name not in SWITCHES and name != "filename":
@@ -53,7 +53,7 @@ def set_log_options(**options: Any) -> None:
 
 
 def set_log_callback(callback: Callable[..., Any] | None, /) -> None:
-    """Pass each line to a function; None ends that."""
+    """Pass each line to a function; None stops this."""
     sinks[:] = [] if callback is None else [callback]
 
 

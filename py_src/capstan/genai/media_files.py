@@ -59,12 +59,12 @@ class Audios(MediaFiles):
 
     @staticmethod
     def open(*paths: str) -> Audios:
-        """The files of these paths, in the interpreter's file system. Raises SoundError."""
+        """Sound files at these paths of the interpreter's file system. Raises SoundError."""
         return Audios._open(paths)
 
     @staticmethod
     def open_bytes(*contents: bytes) -> Audios:
-        """The contents of such files. Raises SoundError for an empty one."""
+        """Sound files with these contents. Raises SoundError for an empty file."""
         return Audios._open_bytes(contents)
 
 
@@ -76,10 +76,10 @@ class Images(MediaFiles):
 
     @staticmethod
     def open(*paths: str) -> Images:
-        """The files of these paths, in the interpreter's file system. Raises PictureError."""
+        """Picture files at these paths of the interpreter's file system. Raises PictureError."""
         return Images._open(paths)
 
     @staticmethod
     def open_bytes(*contents: bytes) -> Images:
-        """The contents of such files. Raises PictureError for an empty one."""
+        """Picture files with these contents. Raises PictureError for an empty file."""
         return Images._open_bytes(contents)

@@ -76,10 +76,10 @@ class MultiModalProcessor:
         images: Images | None = None,
         audios: Audios | None = None,
     ) -> NamedTensors:
-        """For Whisper `audio_features` [sounds, bands, frames], and `input_ids` of the prompts: of one text, or of one
-        for each sound. For Gemma 3 `input_ids` of one prompt, in which each `<start_of_image>` stands for a picture,
-        and with pictures their `pixel_values`. Qwen2.5-VL has `<|vision_start|>`, and `image_grid_thw`. Raises
-        SoundError, PictureError, OptionError."""
+        """Make the inputs of a model. Whisper gets `audio_features` [sounds, bands, frames], and the `input_ids` of one
+        prompt, or of one for each sound. Gemma 3 gets the `input_ids` of one prompt, in which each `<start_of_image>`
+        stands for a picture, and the `pixel_values` of its pictures. In prompts of Qwen2.5-VL `<|vision_start|>` stands
+        for a picture, and it also gets `image_grid_thw`. Raises SoundError, PictureError, OptionError."""
         if self._model.config.vision is not None:
             if audios is not None:
                 raise UnsupportedModelError(f"audios: a model of type {self._model.type!r} sees and does not hear")
@@ -118,7 +118,9 @@ class MultiModalProcessor:
         return found
 
     def _in_patches(self, prompt: str, images: Images | None) -> NamedTensors:
-        """The same for Qwen2.5-VL, but that patches of a smaller picture are followed by no zeros."""
+        """The inputs of Qwen2.5-VL in the native package's form, except that no zeros follow the patches of smaller
+        pictures.
+        """
         files = zip(images._files, images._names, strict=True) if images is not None else ()
         made = [self._steps.patches(file, name) for file, name in files]
         places = [each.place for each in made]
@@ -146,7 +148,7 @@ class MultiModalProcessor:
 
 
 def pictures_of(inputs: NamedTensors) -> list[Features]:
-    """The pixel values of each picture; with a grid for each, its patches. Raises PictureError."""
+    """The pixel values of each picture, or its patches if the pictures have grids. Raises PictureError."""
     pixels = inputs[PIXELS]
     if GRID not in inputs:
         return items_of(pixels)
@@ -166,7 +168,7 @@ def pictures_of(inputs: NamedTensors) -> list[Features]:
 
 
 def items_of(tensor: Tensor) -> list[Features]:
-    """The features of each sound, or the pixel values of each picture, cut from those of all."""
+    """The features of each sound, or the pixel values of each picture, cut from the tensor of all."""
     count, *dims = tensor.shape()
     data = bytes(tensor.data())
     size = len(data) // count if count else 0

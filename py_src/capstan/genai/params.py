@@ -59,7 +59,7 @@ class GeneratorParams:
         return self._defaults | {name: shown(value) for name, value in self._given.items() if name in NATIVE}
 
     def set_search_options(self, **options: Any) -> None:
-        """Change options. OptionError for an unknown name or a value of another type; none is changed then."""
+        """Change options. Raises OptionError for an unknown name or a value of another type, and then changes none."""
         checked = {}
         for name, value in options.items():
             checked[name] = checked_option(name, value)
@@ -83,7 +83,7 @@ class GeneratorParams:
         self._guidance = (type, data, enable_ff_tokens)
 
     def of_capstan(self) -> CapstanParams:
-        """The same parameters as capstan's. Raises OptionError for a value out of range."""
+        """Convert these options to capstan's GeneratorParams. Raises OptionError for a value out of range."""
         params = CapstanParams(self._model.capstan)
         for name in ("max_length", "batch_size"):
             if self._given.get(name) == 0:
@@ -95,7 +95,9 @@ class GeneratorParams:
         return params
 
     def _speculation(self) -> Speculation | None:
-        """The same options as capstan's. Raises OptionError for options that do not fit together."""
+        """Convert the options of speculation to capstan's Speculation; None if it is off. Raises OptionError for
+        options that do not fit together.
+        """
         asked = self._speculative
         if not asked["ngram_size"]:
             if asked["ngram_chained_lookup"]:

@@ -44,7 +44,7 @@ class RequestOptions:
         self.max_session_tokens = 0
 
     def set_max_session_tokens(self, tokens: int, /) -> None:
-        """Tokens that the request may reach over all turns, prompts included; 0 takes the model's max_length."""
+        """Tokens that the request may reach over all turns, prompts included; 0 means the model's max_length."""
         self.max_session_tokens = count("max_session_tokens", tokens)
 
 
@@ -84,7 +84,7 @@ class TurnOptions:
         self._search["top_k"] = value
 
     def set_top_p(self, value: float, /) -> None:
-        """The share of the weight from which a token is sampled, from 0 to 1; either end turns it off."""
+        """The share of the weight from which a token is sampled, from 0 to 1; both 0 and 1 turn it off."""
         self._search["top_p"] = float(value)
 
     def set_seed(self, value: int, /) -> None:

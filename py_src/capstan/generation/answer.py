@@ -125,7 +125,7 @@ def call_as_json(call: Call) -> dict[str, Any]:
 
 
 def with_id(part: AnswerPart) -> AnswerPart:
-    """A call with an id, of nine letters and digits as Mistral's templates need it."""
+    """Give a call an id of nine letters and digits, as Mistral's templates need it."""
     assert part.call is not None
     identifier = "".join(random.SystemRandom().choices(string.ascii_letters + string.digits, k=9))
     return replace(part, call=replace(part.call, id=identifier))

@@ -21,7 +21,7 @@ __all__ = ["BeamPolicy"]
 
 
 class BeamPolicy(PlainPolicy):
-    """Rows of which each step keeps the best continuations.
+    """Advances the rows of beam searches; each step keeps the best continuations.
 
     A device that searches by itself (BeamRows) runs ahead and returns the results of each step; hypotheses are kept
     here. On other devices, with stages that edit logits, and after logits were requested between two tokens, the host

@@ -68,8 +68,8 @@ class Beams:
         )
 
     def take(self, found: Round | None, sequence: Callable[[int], list[int]], length: int) -> Sequence[Continuation]:
-        """The beams of the next step, from the results of a round after sequences of that length (`sequence` gives them
-        by beam); padding once the prompt is done. LogitsError if all logits of a beam are NaN.
+        """The beams of the next step, from the results of a round after sequences of `length` tokens (`sequence` gives
+        the sequence of a beam); padding once the prompt is done. LogitsError if all logits of a beam are NaN.
         """
         if self.done:
             return [Continuation(beam, self.pad, score) for beam, score in enumerate(self.scores)]

@@ -52,7 +52,8 @@ class ChatPrompts:
     def of(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> ChatPrompt:
         """The prompt of these messages. `options` are those of Tokenizer.apply_chat_template.
 
-        Raises its errors; UnsupportedModelError for a picture if the model reads only text; PictureError, OptionError.
+        Raises the errors of that method; UnsupportedModelError for a picture if the model reads only text;
+        PictureError, OptionError.
         """
         shown, given = without_pictures(messages)
         if given and self._model.config.vision is None:

@@ -30,9 +30,9 @@ class Conversation:
         return self._asked.text
 
     def ask(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> int:
-        """Make the rendered messages the sequence; returns the number of tokens that the last sequence and this one
-        share. `options` are those of Tokenizer.apply_chat_template: the tools that the model may call, thinking,
-        variables of the template.
+        """Render the messages and make their tokens the sequence; returns the number of tokens that the last sequence
+        and this one share. `options` are those of Tokenizer.apply_chat_template: the tools that the model may call,
+        thinking, variables of the template.
 
         Raises ConfigError if the template cannot be rendered, PromptError if max_length is too small, OptionError for
         variables that the template does not have; for pictures the errors of ChatPrompts.of.

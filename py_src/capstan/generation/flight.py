@@ -25,7 +25,7 @@ class Submitted:
 
     @property
     def fresh(self) -> list[int]:
-        """The rows that have not changed since."""
+        """The rows that have not changed since the burst was submitted."""
         return [number for number, row, changes in self.rows if row.changes == changes]
 
 

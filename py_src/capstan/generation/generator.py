@@ -279,7 +279,7 @@ class Generator(GeneratedRows):
 
     def watch_log_probabilities(self, count: int | None) -> None:
         """From the next token on, `get_log_probabilities` returns those of the `count` (0 or more) most probable tokens
-        and of the picked one; None ends that. The ids stay the same, but nothing runs ahead: each token waits for its
+        and of the picked one; None stops this. The ids stay the same, but nothing runs ahead: each token waits for its
         logits.
 
         Raises OptionError for a count out of range, for beams, and with speculation.
@@ -384,7 +384,7 @@ class Generator(GeneratedRows):
         earlier are released. Open generators may share buffers.
 
         Raises BufferMismatchError for buffers that cannot be used, and if only onnxruntime allocates scratch;
-        OutOfMemoryError. Then the kernels keep their buffers.
+        OutOfMemoryError. After an error the kernels keep their buffers.
         """
         async with self._turn:
             await self._loop.surviving(partial(self._loop.replace_scratch, scratch))

@@ -123,8 +123,8 @@ class DecodeLoop:
         decoder.rotate(long)
 
     async def run_prompts(self, ends: Mapping[int, int], unchanged: Callable[[int], bool]) -> list[int]:
-        """Run the model on the tokens of these rows up to these ends, except those in another sequence's caches.
-        Returns the rows whose sequences did not change meanwhile.
+        """Run the model on the tokens of the rows in `ends`, each up to its end; tokens that another sequence has in
+        its caches are copied from there. Returns the rows whose sequences did not change meanwhile.
         """
         done: list[int] = []
         self.senses.require(self.model, self.decoder)

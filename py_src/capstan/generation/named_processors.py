@@ -49,7 +49,9 @@ def shortlist_processor(
 def shortlist_processor(
     function: ShortlistProcessor | None = None, *, shortlist: int | None = None
 ) -> ShortlistProcessor | Callable[[ShortlistProcessor], ShortlistProcessor]:
-    """The same for `GeneratorParams(shortlist_processor=..., shortlist=...)`, with or without parentheses."""
+    """Like `logits_processor`, for `GeneratorParams(shortlist_processor=..., shortlist=...)`; parentheses are
+    optional.
+    """
     if function is None:
         return lambda given: shortlist_processor(given, shortlist=shortlist)
     define(function, {"shortlist_processor": function, "shortlist": shortlist})

@@ -55,7 +55,7 @@ class PicturePrompts:
         return found
 
     def prepared(self, pictures: Sequence[Any]) -> list[Prepared]:
-        """Each picture: the content of a file, or Rgba. Raises PictureError, ArgumentTypeError."""
+        """Prepare pictures; each is the content of a file, or an Rgba. Raises PictureError, ArgumentTypeError."""
         keys = [key_of(each) for each in pictures]
         made: dict[str, Prepared] = {}
         for place, (key, picture) in enumerate(zip(keys, pictures, strict=True)):

@@ -60,8 +60,8 @@ class PlainPolicy(Policy):
 
     async def pick_prepared(self, prepare: Callable[[RowDecoder, int], Awaitable[None]] | None = None) -> None:
         """Pick a token of each row after `prepare` has changed its logits or its allowed tokens; nothing runs ahead.
-        Watched logits are read before that. The step over the last token is submitted first, so that the device works
-        meanwhile.
+        Watched logits are read before `prepare` changes them. The step over the last token is submitted first, so that
+        the device works meanwhile.
         """
         loop, decoder, going = self.loop, self.loop.open_decoder(), self.loop.going
         if not loop.sample_first:

@@ -14,7 +14,7 @@ __all__ = ["Policy"]
 
 
 class Policy(Protocol):
-    """The part of a RowLoop that depends on the kind of generation. PlainPolicy is the base of all."""
+    """The part of a RowLoop that depends on the kind of generation. PlainPolicy is the base of all policies."""
 
     takes_unrecorded: bool = True
     """Whether the decode step may be recorded after the first tokens."""

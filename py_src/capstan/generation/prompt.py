@@ -20,8 +20,8 @@ MOST_CHARACTERS = 1024
 
 
 def require_fitting(texts: Iterable[object], config: GenaiConfig) -> None:
-    """Raises PromptError for texts that are too long for the model under any tokenization, before they are encoded,
-    which takes seconds for each million characters. Ignores values that are not texts.
+    """Raise PromptError for texts that are too long for the model under any tokenization. Callers check before they
+    encode, because encoding takes seconds for each million characters. Values that are not texts are ignored.
     """
     characters = sum(len(text) for text in texts if isinstance(text, str))
     most = config.context_length * MOST_CHARACTERS

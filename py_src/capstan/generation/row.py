@@ -95,7 +95,7 @@ class Row:
         )
 
     def append(self, ids: Sequence[int], padding: Sequence[int] = ()) -> None:
-        """Add tokens, and the padding of the prompt, if any, once."""
+        """Add tokens and, if the prompt has padding, its padding."""
         self.appended.append((len(self.tokens), len(self.tokens) + len(ids)))
         self.tokens += ids
         self.begin_text()
@@ -130,8 +130,8 @@ class Row:
         self.valid = end
 
     def next_run(self) -> int:
-        """The end of the token run that starts at `valid` and must reproduce the same cache: prompts in the same runs,
-        and one step for each picked token.
+        """The end of the run that starts at `valid`. Runs must reproduce the same cache: prompts run in the same pieces
+        as before, and each picked token in a separate step.
         """
         start = self.valid
         found = next((end for begin, end in self.runs if begin <= start < end), None)

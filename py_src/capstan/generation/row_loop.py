@@ -361,7 +361,7 @@ class RowLoop(DecodeLoop):
         return memoryview(found).cast("B").cast("f", (len(self.rows), self.model.config.vocab_size))
 
     async def set_logits(self, values: memoryview[float]) -> None:
-        """Replace these logits: float32 [rows * vocab]."""
+        """Replace the logits from which the next tokens will be picked: float32 [rows * vocab]."""
         await self.policy.settle()
         kept = memoryview(values.tobytes()).cast("f")
         self._given = [len(row) for row in self.rows], kept

@@ -260,7 +260,7 @@ class PooledSequence:
         member.parked = False
 
     def rewind_to(self, new_length: int) -> None:
-        """Cut the sequence to its first tokens. Raises OptionError outside 0 to the present length."""
+        """Cut the sequence to its first `new_length` tokens. Raises OptionError outside 0 to the present length."""
         row = self._member.row
         if not 0 <= new_length <= len(row):
             raise OptionError(f"rewind_to({new_length}): the sequence has {len(row)} tokens")

@@ -96,5 +96,5 @@ class RunAhead:
 
 
 def grown(picks: int) -> int:
-    """Most picks of the burst that follows one of `picks`."""
+    """The most picks of the burst that follows a burst of `picks` picks."""
     return max(picks + 1, int(GROWTH * picks))

@@ -38,7 +38,7 @@ async def score_pair(generator: Generator, pair: Pair) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Pair:
-    """Tokens to score, and those before them."""
+    """Tokens to score, and the context before them."""
 
     context: list[int]
     tokens: list[int]

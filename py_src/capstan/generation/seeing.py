@@ -99,7 +99,9 @@ class Seeing:
         return tuple(Content(places[start], places[end - 1] + 1, each.digest) for start, end, each in ranges)
 
     def _spans(self, merge: int, places: Sequence[int], counts: Sequence[int]) -> list[PictureSpan]:
-        """The places of the pictures that have rows and columns. Raises PictureError for some that are apart."""
+        """The places of the pictures that have rows and columns. Raises PictureError if the placeholders of a picture
+        are not adjacent.
+        """
         found = []
         for each, count, end in zip(self.pictures, counts, accumulate(counts), strict=True):
             start = places[end - count]

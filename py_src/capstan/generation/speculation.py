@@ -84,7 +84,7 @@ class SpeculationStats:
     """The number of steps by the number of accepted drafts."""
 
     def verified(self, proposed: int, emitted: int) -> None:
-        """Count a step with drafts that gave `tokens` tokens."""
+        """Count a step with `proposed` drafts that gave `emitted` tokens."""
         accepted = min(emitted - 1, proposed)
         self.rounds += 1
         self.proposed += proposed

@@ -89,7 +89,7 @@ class Timing:
         self._waiting = now
 
     def receive(self, burst: Burst) -> None:
-        """Note that the awaited burst is there."""
+        """Note that the awaited burst has arrived."""
         self.host_ms += burst.host
         self.waiting_ms += max(0.0, burst.done - max(burst.submitted, self._done))
         self.copying_ms += burst.readable - burst.done

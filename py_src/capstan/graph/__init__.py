@@ -5,8 +5,8 @@
     serialize(model)                  ModelProto -> bytes for InferenceSession.create
     total_length_on_gpu(model)        Shape(attention_mask) -> ReduceSum/ReduceMax, so that the graph can be captured
     last_token_logits(model)          the output projection reads the last position only (for the prefill session)
-    every_position(model)             undoes that and the next one
-    logits_cut(model)                 the same of a graph whose output projection is not found
+    every_position(model)             undoes last_token_logits and logits_cut
+    logits_cut(model)                 like last_token_logits, for a graph whose output projection is not found
     lengths_as_inputs(model)          attention's lengths are fed, not summed from the mask (for the prefill session)
     quantized_products(model, level)  DequantizeLinear and MatMul become MatMulNBits; the reasons why some did not
     angle_tables(model)               rotary tables that are computed from constants become weights
@@ -20,8 +20,8 @@
                                       lora_fed(model, ...): for any rank
     weights_to_inputs(model, ...)     external initializers become graph inputs; returns the manifest too
     data_ends(model)                  the data files of any graph, and how many bytes it needs of each
-    prepared(model)                   any graph, before its weights are taken apart:
-    kept_tensors(model)               those that stay initializers, with why; make_inline(tensor, data) keeps one
+    prepared(model)                   any graph, made ready for kept_tensors and weights_to_inputs
+    kept_tensors(model)               its weights that stay initializers, with why; make_inline(tensor, data) keeps one
     spliced_embedding.spliced_embedding(...)  a decoder after its embedding graph, with features of pictures in places;
                                       without_places(model) leaves these out, with_places(model, placing) puts them back
     speech_decoder(model, ...)        a decoder of speech gets the inputs of a text decoder, a mask and positions

@@ -50,9 +50,9 @@ class Activations:
         """The most bytes of intermediate tensors alive at once in a run of `batch_size` rows of `tokens` tokens over a
         cache of `capacity` positions.
 
-        An estimate of a session's allocation. A session may take more, since kernels allocate buffers (split attention
-        above all) and onnxruntime-web keeps freed buffers in size classes; it may take less, since fused nodes need
-        fewer tensors.
+        This is an estimate of a session's allocation. A session may take more, since kernels allocate buffers (split
+        attention above all) and onnxruntime-web keeps freed buffers in size classes; it may take less, since fused
+        nodes need fewer tensors.
         """
         return self.peak_of(cache(lambda name: dimension(name, batch_size, tokens, capacity)))
 

@@ -138,7 +138,7 @@ class Writer(NodeWriter):
 
 
 def tidy(model: ModelProto) -> None:
-    """Sort the nodes that the outputs need topologically; delete other nodes and unread constants."""
+    """Sort the nodes in topological order; delete nodes that no output needs, and unread constants."""
     graph = model.graph
     # Omitted outputs and omitted inputs have the same, empty name.
     producer = {name: place for place, node in enumerate(graph.node) for name in node.output if name}

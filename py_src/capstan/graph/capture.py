@@ -85,8 +85,8 @@ def uncapturable(model: ModelProto, mask: str = "attention_mask") -> list[Uncapt
 class LeftOut:
     """A window or soft cap of one attention that onnxruntime-web silently ignores in a captured run.
 
-    It compares a window with the host's total length, which in a captured step is on the GPU, so that attention is over
-    all positions. It has no soft caps at all.
+    onnxruntime-web compares a window with the host's total length, which in a captured step is on the GPU, so that
+    attention is over all positions. It does not implement soft caps.
     """
 
     key: str
@@ -108,7 +108,7 @@ class LeftOut:
 
     def within(self, capacity: int) -> LeftOut | None:
         """The ignored window or soft cap in sequences of up to `capacity` positions, which may all fit the window; None
-        if nothing is ignored then.
+        if nothing is ignored in these.
         """
         window = self.window if self.window < capacity else 0
         return replace(self, window=window) if window or self.softcap else None

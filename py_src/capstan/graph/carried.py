@@ -95,7 +95,8 @@ class StateTensor:
 
 def cache_pairs(decoder: DecoderConfig, graph: GraphProto) -> tuple[CachePair, ...]:
     """List the cache pairs layer by layer: the key pairs of each part of the heads, then the value pairs. Layers with a
-    state and no cache have none. Sizes are those of the graph, or the configuration's if the graph leaves them open.
+    state and no cache have no pairs. Sizes are those of the graph, or the configuration's if the graph leaves them
+    open.
     """
     kinds = (
         ("key", decoder.inputs.past_key_names, decoder.outputs.present_key_names),

@@ -136,7 +136,7 @@ class GraphDescription:
 
     @property
     def alone(self) -> bool:
-        """Whether several rows run as steps one after another instead of one step."""
+        """Whether several rows run as separate steps, one after another, instead of as one step."""
         return bool(self.states)
 
     def context_within(self, context_length: int) -> int:
@@ -269,14 +269,14 @@ def cross_input(found: Mapping[str, TensorInfo], name: str) -> TensorInfo:
 
 
 def warn_growing_caches(about: GraphDescription) -> None:
-    """Count caches that grow as a step down, with its reason."""
+    """Count growing caches as a step down, with the reason."""
     if about.growing:
         instead = "caches grow with each run, and decode steps are run eagerly"
         fall_back("attention over caches of one size", about.growing, instead)
 
 
 def warn_fixed_size_caches(about: GraphDescription) -> None:
-    """Count windows whose caches hold every position as a step down, with its reason."""
+    """If caches of windows hold every position, count that as a step down, with the reason."""
     if about.why_fixed_size:
         instead = "they hold all positions of a sequence"
         fall_back("caches as long as the window of their attention", about.why_fixed_size, instead)

@@ -100,7 +100,7 @@ def is_sum(wiring: Wiring, name: str, mask: str) -> bool:
 
 
 def is_last(wiring: Wiring, name: str, mask: str) -> bool:
-    """Whether a tensor is that sum minus one: int [batch]."""
+    """Whether a tensor is the mask's sum over its positions, minus one: int [batch]."""
     node = wiring.producer.get(source(wiring, name))
     if node is None or node.op_type != "Sub":
         return False
@@ -108,7 +108,7 @@ def is_last(wiring: Wiring, name: str, mask: str) -> bool:
 
 
 def is_total(wiring: Wiring, name: str, mask: str) -> bool:
-    """Whether a tensor is that sum's maximum over the batch: an int scalar."""
+    """Whether a tensor is the maximum over the batch of the mask's sums: an int scalar."""
     node = wiring.producer.get(source(wiring, name))
     if node is None or node.op_type != "ReduceMax" or len(node.input) > 1 or attribute(node, "keepdims", 1) != 0:
         return False

@@ -44,7 +44,7 @@ def float_experts(model: ModelProto) -> tuple[ModelProto, bool]:
 def become_floats(
     graph: GraphProto, node: NodeProto, entries: Mapping[str, WeightEntry], floats: FloatProducts
 ) -> None:
-    """Turn one node into MoE."""
+    """Turn one QMoE node into MoE, in place."""
     given = [*node.input, *[""] * len(INPUTS)]
     half = entries[given[WEIGHTS[0] + 1]].onnx_type == TensorProto.FLOAT16
     inputs = [given[place] for place in INPUTS]

@@ -163,7 +163,7 @@ class Islands:
         return name
 
     def bypass(self, cast: NodeProto) -> None:
-        """Let the readers of a cast read its input, which has that type by now."""
+        """Let the readers of a cast read its input, which now has the type to which it was cast."""
         source, name = cast.input[0], cast.output[0]
         readers = self.wiring.consumers.get(name, [])
         if name in self.wiring.outputs or any(name not in reader.input for reader in readers):

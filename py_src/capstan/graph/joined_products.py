@@ -73,8 +73,8 @@ def joined_products(model: ModelProto, *, packed: bool = True) -> ModelProto:
 
 def packed_apart(model: ModelProto, head_sizes: Mapping[str, int]) -> ModelProto:
     """The model with separate q, k and v in each GroupQueryAttention that reads them packed: onnxruntime-web's rotary
-    embedding of packed ones binds more storage buffers than some adapters allow. Head sizes are by the input for the
-    cache of keys.
+    embedding of packed q, k and v binds more storage buffers than some adapters allow. `head_sizes` maps the input for
+    the cache of keys to the head size.
     """
     result = copy_of(model)
     graph = result.graph

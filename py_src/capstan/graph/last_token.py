@@ -82,8 +82,8 @@ def logits_cut(model: ModelProto, logits: str = "logits") -> ModelProto:
 
 
 def last_position(graph: GraphProto, source: str, output: str, first: str = "") -> NodeProto:
-    """A node that takes the last position of a tensor [B, S, ...], or the positions from that in `first` on; its other
-    bounds become constants of the graph.
+    """A node that takes the last position of a tensor [B, S, ...], or all positions beginning with the one in `first`;
+    its other bounds become constants of the graph.
     """
     bounds = {part: fresh_name(graph, f"/capstan/last_token/{part}") for part in ("starts", "ends", "axes")}
     for part, bound in (("starts", -1), ("ends", 2**63 - 1), ("axes", 1)):

@@ -124,8 +124,8 @@ def long_rope(
 
 
 def picture_rope(model: ModelProto, longest: int, file: bytes = b"") -> tuple[ModelProto, LongRope | None]:
-    """The model with each table of an MRotaryEmbedding as an input, and what these are, up to `longest` rows; an equal
-    copy and None for a model without one. `file` is as in `long_rope`.
+    """The model with each table of an MRotaryEmbedding as an input, and a description of these tables, of up to
+    `longest` rows; an equal copy and None for a model without one. `file` is as in `long_rope`.
 
     Raises UnsupportedModelError for axes that are not one after another, and for tables that are computed.
     """
@@ -242,7 +242,7 @@ def longest_short(wiring: Wiring, choice: NodeProto, mask: str) -> int:
 
 
 def branch_table(choice: NodeProto, branch: str, place: int) -> TensorProto | ComputedRows:
-    """The rows in a branch's output of that index."""
+    """The rows in output number `place` of an If's branch."""
     graph = next(item.g for item in choice.attribute if item.name == branch)
     name = graph.output[place].name
     for tensor in graph.initializer:
@@ -263,7 +263,9 @@ def branch_table(choice: NodeProto, branch: str, place: int) -> TensorProto | Co
 
 
 def require_alike(choice: Choice) -> tuple[int, int]:
-    """The type and the width of a table. Raises UnsupportedModelError unless both kinds of rows have the same."""
+    """The type and the width of a table. Raises UnsupportedModelError unless both kinds of rows have the same type and
+    width.
+    """
     kinds = {form_of(rows) for rows in (choice.short, choice.long)}
     kind, width = next(iter(kinds))
     if len(kinds) > 1 or kind not in FLOATS:

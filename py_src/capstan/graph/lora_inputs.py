@@ -87,7 +87,7 @@ class LoraInput:
         return f"{self.dtype} [{', '.join(map(str, self.dims))}]"
 
     def sizes(self, rank: int) -> tuple[int, ...]:
-        """Its dimensions for that rank."""
+        """The input's dimensions for adapters of that rank."""
         return tuple(size if isinstance(size, int) else rank for size in self.dims)
 
     def slot(self, rank: int) -> LoraSlot:
@@ -238,7 +238,7 @@ def meetings(wiring: Wiring, names: Collection[str]) -> list[tuple[str, str]]:
 
 
 def with_lora_rank(model: ModelProto, inputs: Sequence[LoraInput], rank: int) -> ModelProto:
-    """The graph with these inputs for that rank, fed in every run."""
+    """The graph with these inputs for adapters of `rank`; every run feeds them."""
     result = lora_fed(model, inputs)
     graph = result.graph
     names = {each.name: each for each in inputs}
@@ -256,7 +256,7 @@ def with_lora_rank(model: ModelProto, inputs: Sequence[LoraInput], rank: int) ->
 
 
 def lora_fed(model: ModelProto, inputs: Sequence[LoraInput]) -> ModelProto:
-    """The graph with these inputs of any rank, fed in every run."""
+    """The graph with these inputs for adapters of any rank; every run feeds them."""
     result = copy_of(model)
     names = {each.name for each in inputs}
     for tensor in [tensor for tensor in result.graph.initializer if tensor.name in names]:

@@ -126,7 +126,9 @@ def renamed(node: NodeProto, names: dict[str, str]) -> NodeProto:
 
 
 def in_half(model: ModelProto) -> None:
-    """Make inputs and outputs that are cast from and to float32 the float16 values inside the casts, in place."""
+    """Remove the casts of inputs and outputs, in place: the graph takes and gives the float16 values inside the
+    casts.
+    """
     graph, names = model.graph, dict[str, str]()
     described = {value.name: value.type.tensor_type for value in (*graph.input, *graph.output)}
     for node in graph.node:
@@ -165,7 +167,7 @@ def decoder_of(made: ModelProto, sizes: SpeechSizes) -> ModelProto:
 
 
 def positions_from_caches(model: ModelProto, past: str, sizes: SpeechSizes) -> None:
-    """Take the rows of the table of positions from the length of a cache on, in place. Raises
+    """Let the rows that are taken from the table of positions begin at the length of a cache, in place. Raises
     UnsupportedModelError."""
     graph, wiring = model.graph, Wiring(model.graph)
     tables = [
@@ -276,7 +278,7 @@ def cross_outputs(maker: ModelProto, sizes: SpeechSizes) -> list[ValueInfoProto]
 
 
 def finished(model: ModelProto, filename: str) -> ModelProto:
-    """The model without unread nodes, with an operator set from LEAST_OPSET on. Raises UnsupportedModelError."""
+    """The model without unread nodes, with an operator set of at least LEAST_OPSET. Raises UnsupportedModelError."""
     tidy(model)
     for item in model.opset_import:
         if item.domain in ("", "ai.onnx") and item.version < LEAST_OPSET:

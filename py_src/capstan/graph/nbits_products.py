@@ -83,9 +83,9 @@ def blocks_of(wiring: Wiring, product: NodeProto) -> tuple[str, list[int]] | Non
 
 
 def sums_by_products(model: ModelProto) -> ModelProto:
-    """Make the sums of blocks that products by minima multiply by products with ones in float32: on a software adapter
-    onnxruntime-web's sums of 32 elements take 4.5 times as long. Sums in float16 stay: on a GPU they take half the time
-    (benches/NOTES.md).
+    """Compute the float32 sums of blocks, which matrix products with minima read, by matrix products with ones: on a
+    software adapter onnxruntime-web's sums of 32 elements take 4.5 times as long. Sums in float16 stay: on a GPU they
+    take half the time (benches/NOTES.md).
     """
     result = copy_of(model)
     graph = result.graph

@@ -25,13 +25,13 @@ Tensor = tuple[str, str, tuple[int, ...]]
 
 
 def add_model(dtype: str, count: int) -> bytes:
-    """c = a + b, each [count]."""
+    """A model that computes c = a + b, each [count]."""
     dims = (count,)
     return one_node("Add", [("a", dtype, dims), ("b", dtype, dims)], [("c", dtype, dims)])
 
 
 def cast_model(source: str, target: str, count: int) -> bytes:
-    """b = a as another element type, each [count]."""
+    """A model that casts a to b of another element type, each [count]."""
     to = {"to": int(TYPES[target])}
     return one_node("Cast", [("a", source, (count,))], [("b", target, (count,))], attributes=to)
 

@@ -41,7 +41,7 @@ CAUSAL = {"Trilu", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"}
 
 
 class NotUnderstoodError(CapstanError):
-    """Attention has another node than expected."""
+    """Raised if attention has another node than expected."""
 
     def __init__(self, node: NodeProto | None, what: str) -> None:
         name = "a graph input" if node is None else f"node {node.name or '/'.join(node.output)} ({node.op_type})"
@@ -175,8 +175,8 @@ class Reader:
         return readers[0]
 
     def _appended(self, present: str, past: str) -> tuple[str, str, int | None]:
-        """The cache with the new positions, these positions, and the type to which it is cast for that; None without a
-        cast.
+        """The cache with the new positions, the new positions alone, and the type to which the cache is cast before
+        they are appended; None without a cast.
         """
         concat = self._node(self._same(present), "Concat")
         if len(concat.input) != 2 or attribute(concat, "axis", 0) not in (-2, 2):
@@ -290,7 +290,7 @@ class Reader:
         raise NotUnderstoodError(total, "is not a rotary embedding of whole heads")
 
     def _is_turned(self, name: str, x: str) -> bool:
-        """Whether a tensor is the second half of x, negated, and then the first."""
+        """Whether a tensor is the second half of x, negated, followed by the first half."""
         concat = self.wiring.producer.get(self._same(name))
         if concat is None or concat.op_type != "Concat" or len(concat.input) != 2:
             return False

@@ -38,7 +38,7 @@ def simplified_norms(model: ModelProto) -> ModelProto:
 
 
 def become_norm(node: NodeProto, x: str, weight: str, epsilon: float) -> None:
-    """Make the last product of a norm the whole norm."""
+    """Turn the last product of a norm into one node for the whole norm."""
     name, operator = node.name, "SimplifiedLayerNormalization"
     node.CopyFrom(new_node(operator, [x, weight], node.output, name=name, axis=-1, stash_type=1, epsilon=epsilon))
 

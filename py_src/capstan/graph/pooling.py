@@ -33,7 +33,7 @@ def hidden_output(model: ModelProto) -> str | None:
 
 
 def is_float(value: ValueInfoProto, rank: int) -> bool:
-    """Whether a value is of floats and has that number of dimensions, or an unknown shape."""
+    """Whether a value is of floats and has `rank` dimensions or an unknown shape."""
     about = value.type.tensor_type
     return about.elem_type in FLOATS and (not about.HasField("shape") or len(about.shape.dim) == rank)
 

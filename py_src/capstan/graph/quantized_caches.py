@@ -35,10 +35,11 @@ def stored_elements(head_size: int, cache_bits: int, element_bits: int) -> int:
 
 
 def quantized_caches(model: ModelProto, pairs: Sequence[CachePair], cache_bits: int, longest: int) -> ModelProto:
-    """The model with such caches in place of `pairs`; `cache_bits` is 4 or 8, `longest` the positions of a sequence.
+    """The model with quantized caches in place of `pairs`; `cache_bits` is 4 or 8, `longest` the positions of a
+    sequence.
 
     Raises UnsupportedModelError for caches that GroupQueryAttention does not write, soft caps, windows shorter than
-    sequences, and heads of other sizes.
+    sequences, and heads of a size that cannot be quantized.
     """
     result = copy_of(model)
     graph = result.graph
@@ -59,8 +60,8 @@ def quantized_caches(model: ModelProto, pairs: Sequence[CachePair], cache_bits: 
 
 
 def why_not(model: ModelProto, pairs: Sequence[CachePair], cache_bits: int, longest: int) -> str:
-    """The reason why `pairs` of floats cannot have that number of bits, as the rest of a sentence about the cache;
-    empty without one. onnxruntime-web has one kernel for attention over quantized caches, without caps and windows.
+    """The reason why `pairs` of floats cannot have `cache_bits` bits, as the rest of a sentence about the cache; empty
+    without one. onnxruntime-web has one kernel for attention over quantized caches, without caps and windows.
     """
     written, presents = caches_in_place(model), {pair.present for pair in pairs}
     shared = next((node for node in model.graph.node if not presents.isdisjoint(node.input)), None)

@@ -44,8 +44,8 @@ class Found:
 
 
 def quantized_products(model: ModelProto, accuracy_level: int = 0) -> tuple[ModelProto, str]:
-    """The model with MatMulNBits nodes where the computation is the same, and the reason why some products stay, else
-    empty.
+    """The model with MatMulNBits nodes where the computation is the same, and the reason why some products stay
+    unchanged (else empty).
 
     `accuracy_level` is set on the nodes: 4 allows activations in int8.
     """
@@ -119,7 +119,9 @@ class Rewriter:
             raise NotOneProductError(str(error)) from error
 
     def require_blocks(self) -> None:
-        """Raise unless each block of K elements has a scale, and a zero point of the weights' type if there are any."""
+        """Raise unless each block of K elements has a scale and, if there are zero points, a zero point of the weights'
+        type.
+        """
         rows = self.found.by_rows
         axis = attribute(self.found.dequantize, "axis", 1) % 2
         if self.block < LEAST_BLOCK or self.block & (self.block - 1) or axis != rows or self.k % self.block:

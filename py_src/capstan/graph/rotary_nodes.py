@@ -1,7 +1,7 @@
 """Writes and recognises nodes that compute a rotary table, in a graph or a branch of an If. The table has cosines or
 sines of positions times frequencies.
 
-onnxruntime computes them once, when it makes the session.
+onnxruntime computes such a table once, when it makes the session.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Cuts a graph into parts that run one after another; all results of a part's nodes are outputs."""
+"""Cuts a graph into parts that run one after another; all results of a part's nodes are outputs of the part."""
 
 from __future__ import annotations
 

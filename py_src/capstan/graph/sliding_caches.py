@@ -1,8 +1,8 @@
 """Lets caches of attention over a window hold only the last positions.
 
-Such a cache has room for the window and for the positions that run next. It holds positions from a base on; before it
-is full, the rows of the last window move to its front, and the base grows (device/webgpu/sliding.py). In the graph, the
-attention's lengths count from the base, and so do the rows of its rotary tables, which become inputs:
+Such a cache has room for the window and for the positions that run next. The position of its first row is the base.
+Before the cache is full, the rows of the last window move to its front, and the base grows (device/webgpu/sliding.py).
+In the graph, the attention's lengths count from the base, and so do the rows of its rotary tables, which become inputs:
 
     seqlens_k, total_sequence_length - base -> seqlens_k, total_sequence_length of attention over a window
 
@@ -56,15 +56,17 @@ class SlidingCaches:
     tables: tuple[WindowTable, ...]
 
     def room(self, capacity: int, chunk: int) -> int:
-        """The capacity of such a cache in a sequence of `capacity` positions, to which a run adds at most `chunk`."""
+        """The capacity of a sliding cache in a sequence of `capacity` positions, to which a run adds at most
+        `chunk`.
+        """
         return min(capacity, self.window + max(chunk, SLACK))
 
     def slides(self, capacity: int, chunk: int) -> bool:
-        """Whether that is less than `capacity`."""
+        """Whether a sliding cache has room for fewer positions than `capacity`."""
         return self.room(capacity, chunk) < capacity
 
     def holds(self, base: int, length: int) -> bool:
-        """Whether caches from `base` on have all positions to which the position after `length` attends."""
+        """Whether caches that begin at `base` have all positions to which the position after `length` attends."""
         return base == 0 or length >= base + self.window
 
 
@@ -142,8 +144,8 @@ def whole_caches(model: ModelProto) -> ModelProto:
     """The same model with all positions in attention's caches.
 
     With `sliding_window_cache`, which the model builder's exports for the CPU have, attention over a window accepts a
-    cache shorter than the sequence and indexes it from the window's start. Without it attention computes the same over
-    a cache of all positions, which Capstan binds.
+    cache shorter than the sequence and indexes it from the window's start. Without this attribute attention computes
+    the same over a cache of all positions, which Capstan binds.
     """
     result = copy_of(model)
     for node in result.graph.node:

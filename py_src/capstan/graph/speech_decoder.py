@@ -31,8 +31,8 @@ READ = 4
 
 
 def speech_decoder(model: ModelProto, past: str, input_ids: str, mask: str, positions: str) -> ModelProto:
-    """The same with inputs `mask` and `positions`. A graph that already has one of them, or that does not take
-    positions from the size of the cache `past`, comes back as an equal copy.
+    """The same model with the inputs `mask` and `positions`. A graph that already has one of them, or that does not
+    take positions from the size of the cache `past`, comes back as an equal copy.
     """
     result = copy_of(model)
     graph = result.graph
@@ -84,7 +84,7 @@ def zeros_like(tensor: TensorProto, name: str) -> TensorProto | None:
 
 
 def rows_from(wiring: Wiring, node: NodeProto, past: str, input_ids: str) -> bool:
-    """Whether a Slice takes the rows of a table from the length of a cache on, one for each id."""
+    """Whether a Slice takes rows of a table that begin at the length of a cache, one for each id."""
     if node.input[0] not in wiring.constants:
         return False
     sources = []

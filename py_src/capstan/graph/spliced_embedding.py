@@ -143,8 +143,8 @@ def with_places(model: ModelProto, placing: Placing) -> ModelProto:
 
 
 def without_places(model: ModelProto) -> tuple[ModelProto, Placing | None]:
-    """The graph without these inputs, for runs over only ids, and the placing that restores them; None for a graph
-    without them.
+    """The graph without the inputs FEATURES and PLACES, for runs over only ids, and the placing that restores them;
+    None for a graph without them.
     """
     described = {value.name: value.type.tensor_type for value in model.graph.input}
     if FEATURES not in described or PLACES not in described:

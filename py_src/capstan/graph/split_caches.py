@@ -36,7 +36,9 @@ class SplitCache:
 
 
 def parts_that_fit(heads: int, head_bytes: int, largest: int) -> int:
-    """The fewest parts with equal numbers of heads, each at most that large; 0 if one head is larger."""
+    """The smallest number of parts with equal numbers of heads, each of at most `largest` bytes; 0 if one head is
+    larger.
+    """
     return next(
         (parts for parts in range(1, heads + 1) if not heads % parts and heads // parts * head_bytes <= largest), 0
     )
@@ -45,8 +47,8 @@ def parts_that_fit(heads: int, head_bytes: int, largest: int) -> int:
 def split_caches(
     model: ModelProto, pairs: Mapping[CachePair, int], largest: int
 ) -> tuple[ModelProto, tuple[SplitCache, ...]]:
-    """The model with parts of the caches that have more than `largest` bytes, and these caches. `pairs` have the bytes
-    of a head of each. If the caches have to stay whole, the model comes back unchanged.
+    """The model with each cache of more than `largest` bytes in parts, and these caches. `pairs` have the bytes of a
+    head of each. If the caches have to stay whole, the model comes back unchanged.
     """
     large = {pair.past: pair for pair, size in pairs.items() if pair.heads * size > largest}
     if not large or whole_because(model, tuple(pairs)):

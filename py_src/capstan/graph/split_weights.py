@@ -97,8 +97,8 @@ class Splitter:
         """The name of a range of rows or columns, by the weight's name, the first and the count."""
 
     def reshaped(self, large: Collection[str]) -> dict[str, str]:
-        """Large weights that Reshape nodes reshape, with the new dimensions in their place; returns the whole weight
-        for each.
+        """Replace each Reshape of a large weight by a weight with the new dimensions; returns the original weight for
+        each of them.
 
         A table that is also a product's weight has this form."""
         wiring = Wiring(self.graph)
@@ -168,8 +168,8 @@ class Splitter:
         return len(ranges)
 
     def looked_up(self, name: str, ids: str, total: int, steps: Sequence[tuple[str, str]]) -> list[NodeProto]:
-        """Nodes that look each id up in a table, which operators, one after another, make of the numbers from 0 to
-        `total`.
+        """The nodes that look each id up in a table. The operators in `steps` make this table, one after another, from
+        the numbers 0 to `total`.
 
         onnxruntime computes that table once for a session. Tokens are int64, which the GPU accepts as indices;
         arithmetic on them would run on the host in an eager run.
@@ -280,7 +280,7 @@ class Splitter:
         return self.part(tensor, first, count, lambda entry: rows_of(entry, total, first, count), dims, total)
 
     def columns(self, name: str, first: int, count: int) -> str:
-        """The same of the columns of a matrix."""
+        """The name of a weight with some of the columns of a matrix."""
         tensor = self.tensor(name)
         dims = [tensor.dims[0], count]
         return self.part(tensor, first, count, lambda entry: columns_of(entry, first, count), dims)
@@ -329,7 +329,7 @@ class Splitter:
             self.graph.node.insert(places[-1] + 1 - len(places) + index, each)
 
     def twin(self, node: NodeProto, name: str, inputs: Sequence[str]) -> NodeProto:
-        """The same operation on other inputs."""
+        """A node with the same operation on other inputs."""
         found = NodeProto()
         found.CopyFrom(node)
         found.name = fresh_name(self.graph, name)
@@ -342,8 +342,8 @@ class Splitter:
         return NodeProto(op_type=kind, name=name, input=inputs, output=[f"{name}/output_0"])
 
     def known_as(self, whole: str, part: str, columns: int = 0) -> None:
-        """Declare a value's type and shape like another's, or like that number of its columns, if the file declares
-        those.
+        """Declare a value's type and shape like another's, or like `columns` of its columns, if the file declares the
+        other value.
         """
         for value in [*self.graph.value_info, *self.graph.output]:
             if value.name == whole and value.type.tensor_type.shape.dim:
@@ -377,7 +377,7 @@ class Splitter:
         self.graph.initializer.append(tensor)
 
     def forget(self) -> None:
-        """Drop unread weights and values, and those made for a node that stays."""
+        """Drop unread weights and values, also those that were made for a node that stays."""
         read = {name for node in self.graph.node for name in node.input}
         read |= {value.name for value in self.graph.output}
         made = {name for node in self.graph.node for name in node.output}

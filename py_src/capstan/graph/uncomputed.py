@@ -56,7 +56,9 @@ class Uncomputed:
 
 
 def other_than(name: str, neutral: float, integer: bool = True) -> Callable[[Wiring, NodeProto, str], str | None]:
-    """Whether an attribute has a value at which it changes something."""
+    """A function for a Rule: it gives an attribute's name and value unless the value is `neutral`, at which it changes
+    nothing.
+    """
 
     def asked(wiring: Wiring, node: NodeProto, position_ids: str) -> str | None:
         value = next((item.i if integer else item.f for item in node.attribute if item.name == name), neutral)
@@ -71,7 +73,9 @@ def given(node: NodeProto, place: int) -> str:
 
 
 def own_positions(wiring: Wiring, node: NodeProto, position_ids: str) -> str | None:
-    """Positions other than those that Capstan feeds, which attention takes from the lengths anyway."""
+    """The name of the input of positions, unless Capstan feeds it: fed positions equal those that attention takes from
+    the lengths.
+    """
     name = given(node, POSITION_IDS)
     return f"its input {name} (position_ids)" if name and source(wiring, name) != position_ids else None
 
@@ -110,7 +114,7 @@ def odd_heads(wiring: Wiring, node: NodeProto, position_ids: str) -> str | None:
 
 
 def input_given(name: str, *places: int) -> Callable[[Wiring, NodeProto, str], str | None]:
-    """Whether an optional input is there."""
+    """A function for a Rule: it gives the name of the first optional input at these places, if the node has one."""
 
     def asked(wiring: Wiring, node: NodeProto, position_ids: str) -> str | None:
         found = [given(node, place) for place in places if given(node, place)]

@@ -47,7 +47,9 @@ class UnpackedWeight:
 
 
 def unpacked_weights(model: ModelProto) -> tuple[ModelProto, tuple[UnpackedWeight, ...]]:
-    """The same model over such weights, and the weights. A model without a GGUF file stays unchanged."""
+    """The same model with float32 weights in place of packed ones, and these weights. A model that is not of a GGUF
+    file stays unchanged.
+    """
     entries = {entry.name: entry for entry in external_entries(model) if entry.parts}
     if not entries:
         return model, ()

@@ -26,8 +26,8 @@ def bound_bytes(entry: WeightEntry) -> int:
 
 
 def step_of(entries: Iterable[WeightEntry]) -> int:
-    """Ranges of these weights have a multiple of this number of rows: rows of attention heads whose halves change
-    places stay together.
+    """The step of ranges: each range of these weights has a multiple of this number of rows, so that rows of an
+    attention head whose halves change places stay together.
     """
     parts = (piece.change for entry in entries for piece in entry.pieces)
     return lcm(RANGE_STEP, *(each.halves for each in parts if isinstance(each, Unpack) and each.halves))
@@ -64,7 +64,7 @@ def rows_of(entry: WeightEntry, total: int, first: int, count: int) -> tuple[Par
 
 
 def some_rows(piece: Part, rows: int, first: int, count: int) -> Part:
-    """`count` of the rows that a part has in the buffer."""
+    """`count` of the rows that a part has in the buffer, from row `first`."""
     change = piece.change
     share = piece.length // rows
     offset, length = piece.offset + first * share, count * share
@@ -82,7 +82,7 @@ def some_rows(piece: Part, rows: int, first: int, count: int) -> Part:
 
 
 def unpacked_rows(piece: Part, change: Unpack, first: int, count: int) -> Part:
-    """`count` of the rows of a tensor of a GGUF file."""
+    """`count` of the rows of a tensor of a GGUF file, from row `first`."""
     assert not change.halves or (first % change.halves, count % change.halves) == (0, 0), "see step_of"
     share = piece.length // change.rows
     return Part(piece.offset + first * share, count * share, replace(change, rows=count))
@@ -126,7 +126,9 @@ def plain_columns(matrices: list[tuple[int, int]], rows: int, first: int, count:
 
 
 def columns_unpacked(pieces: list[Part], first: int, count: int) -> Iterator[Part]:
-    """The same for tensors of a GGUF file, whose rows are columns of the buffer."""
+    """The parts of `count` columns, from column `first`, for tensors of a GGUF file, whose rows are columns of the
+    buffer.
+    """
     at = 0
     for piece in pieces:
         assert isinstance(piece.change, Unpack)

@@ -31,7 +31,7 @@ Pairs = Sequence[tuple[str, str]]
 
 
 class NotUnderstoodError(CapstanError):
-    """Attention has another node than expected."""
+    """Raised if attention has another node than expected."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class Attention:
 
 
 def whole_attention(model: ModelProto, heads: int, caches: Pairs, crosses: Pairs, filename: str) -> None:
-    """Replace all attention by MultiHeadAttention, in place. `caches` and `crosses` are each layer's inputs of keys and
-    values that grow, and of those of an encoder's output. Raises UnsupportedModelError.
+    """Replace all attention by MultiHeadAttention, in place. For each layer `caches` has the inputs of keys and values
+    that grow, `crosses` those of an encoder's keys and values. Raises UnsupportedModelError.
     """
     graph = model.graph
     reader = Reader(Wiring(graph), caches, crosses)

@@ -107,12 +107,14 @@ def gelu(wiring: Wiring, node: NodeProto) -> NodeProto | None:
 
 
 def divisor_of(node: NodeProto) -> float:
-    """The second input of a Div or Mul that divides by the root of 2."""
+    """The second input with which a Div or Mul divides by the root of 2: sqrt(2) or sqrt(0.5). NaN for other
+    operators.
+    """
     return {"Div": math.sqrt(2), "Mul": math.sqrt(0.5)}.get(node.op_type, math.nan)
 
 
 def factors_of(wiring: Wiring, names: Iterable[str]) -> list[str]:
-    """The factors of a product of two, one of which may be a product itself."""
+    """The factors of a product of two tensors; a tensor that is a product itself is replaced by its factors."""
     found = list[str]()
     for name in names:
         maker = wiring.producer.get(name)

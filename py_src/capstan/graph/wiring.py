@@ -62,7 +62,7 @@ class Wiring:
         return name
 
     def maker(self, name: str) -> NodeProto | None:
-        """The node that makes a tensor's values; None for an input or a constant."""
+        """The node that computes a tensor's values; None for an input or a constant."""
         return self.producer.get(self.original(name))
 
 
@@ -136,8 +136,8 @@ _changed: ContextVar[ModelProto | None] = ContextVar("changed", default=None)
 
 @contextmanager
 def changing(model: ModelProto) -> Iterator[ModelProto]:
-    """Inside the block every `copy_of` the model returns the model itself: successive passes change it, since copying a
-    graph takes longer than most of them.
+    """Inside the block `copy_of` returns the model itself, so that successive passes change it: copying a graph takes
+    longer than most passes.
     """
     before = _changed.set(model)
     try:
@@ -147,7 +147,7 @@ def changing(model: ModelProto) -> Iterator[ModelProto]:
 
 
 def changed_in_place(model: ModelProto) -> AbstractContextManager[ModelProto]:
-    """`changing`, for a copy of a model that is needed afterwards."""
+    """Like `changing`, but of a copy, for a model that is needed unchanged afterwards."""
     return changing(copied(model))
 
 

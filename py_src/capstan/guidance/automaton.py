@@ -75,7 +75,7 @@ class Automaton:
         return position
 
     def step(self, position: Position, symbol: int) -> Position:
-        """The position after a byte of that class."""
+        """The position after a byte of the class `symbol`."""
         found: set[Stack] = set()
         for stack in position:
             for at in reversed(range(len(stack))):

@@ -207,7 +207,7 @@ class ByteGraph:
         return self._sizes[id(node)]
 
     def _nullable(self) -> set[str]:
-        """Called rules that may match nothing."""
+        """The called rules that may match the empty text."""
         found: set[str] = set()
         while True:
             more = {name for name in self.starts if name not in found and self._may_end(name, found)}

@@ -50,7 +50,7 @@ class Dfa:
         return state >= 0 and self.ends[state]
 
     def require_some(self, what: str, remedy: str) -> Dfa:
-        """Raise NodeError if it matches no text."""
+        """Return this automaton. Raise NodeError if it matches no text."""
         if not self.ends:
             if self.whole:
                 raise NodeError(what, remedy)

@@ -90,7 +90,9 @@ def normal(x: Floats, weight: Floats, epsilon: np.float32) -> Floats:
 
 
 def quantize(given: CpuRun, rows: int, words: Sequence[int]) -> None:
-    """The activations as numbers from -127 to 127, a scale for each 32, and the sums of each 32 and of each 16."""
+    """Write the activations as integers from -127 to 127, with a scale for each 32, and the sums of each 32 and of each
+    16.
+    """
     from_, to, width = words[2:5]
     for row in range(rows):
         x = given.floats(from_ + 4 * width * row, width // BLOCK, BLOCK)
@@ -107,8 +109,8 @@ def quantize(given: CpuRun, rows: int, words: Sequence[int]) -> None:
 
 
 def product(given: CpuRun, rows: int, words: Sequence[int]) -> None:
-    """The sum over blocks of (activations' scale * weights' scale * product of the integers) + (weights' minimum * sum
-    of the activations).
+    """Compute the sum over blocks of (activations' scale * weights' scale * product of the integers) + (weights'
+    minimum * sum of the activations).
     """
     from_, to, width, groups, form, weight = words[2:8]
     y = given.floats(to, rows, GROUP * groups)
@@ -143,7 +145,7 @@ def rotate(given: CpuRun, rows: int, words: Sequence[int]) -> None:
     angles = [given.floats(each + 4 * half * given.past, rows, 1, half) for each in (cos, sin)]
 
     def turned(x: Floats) -> Floats:
-        """[rows, heads, size]"""
+        """Rotate the heads of x: [rows, heads, size]."""
         pairs = x[..., : 2 * half]
         a, b = (pairs[..., ::2], pairs[..., 1::2]) if interleaved else np.split(pairs, 2, axis=2)
         both = [a * angles[0] - b * angles[1], b * angles[0] + a * angles[1]]
@@ -180,7 +182,7 @@ def attend(given: CpuRun, rows: int, words: Sequence[int]) -> None:
 
 
 def gate(given: CpuRun, rows: int, words: Sequence[int]) -> None:
-    """x * sigmoid(x) * up, or with word 6 the gelu of x, by tanh, times up."""
+    """x * sigmoid(x) * up, or gelu(x) * up in its tanh form if word 6 is set."""
     x, up = (given.floats(each, rows, words[4]) for each in (words[2], words[7]))
     inner = x * (np.float32(1.5957691) + np.float32(0.07135481) * (x * x)) if words[6] else x
     given.floats(words[3], rows, words[4])[:] = x * (1 / (1 + exp(-inner))) * up
@@ -191,7 +193,7 @@ def scale(given: CpuRun, rows: int, words: Sequence[int]) -> None:
 
 
 def keep(given: CpuRun, rows: int, words: Sequence[int]) -> None:
-    """The last tokens, which give logits."""
+    """Copy the rows of the last tokens, which give logits."""
     from_, to, width = words[2:5]
     given.floats(to, rows, width)[:] = given.floats(from_, given.rows, width)[given.rows - rows :]
 
@@ -203,7 +205,7 @@ def in_order(terms: Floats) -> Floats:
 
 
 def in_lanes(terms: Floats) -> Floats:
-    """The same in four lanes, which are summed at the end."""
+    """Like `in_order`, but in four lanes, which are summed at the end."""
     lanes = in_order(terms.reshape(*terms.shape[:-1], -1, 4).swapaxes(-1, -2))
     return (lanes[..., 0] + lanes[..., 2]) + (lanes[..., 1] + lanes[..., 3])
 
@@ -250,7 +252,7 @@ def packed(given: CpuRun, form: int, address: int, groups: int, width: int) -> t
 
 
 def unpacked(given: CpuRun, form: int, address: int, groups: int, width: int) -> Floats:
-    """The rows of a weight."""
+    """The rows of a weight in float32."""
     numbers, scales, minima = packed(given, form, address, groups, width)
     apart = width // scales.shape[1]
     made: Floats = numbers.astype(np.float32) * np.repeat(scales, apart, axis=1) + np.repeat(minima, apart, axis=1)

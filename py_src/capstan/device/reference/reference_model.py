@@ -115,7 +115,7 @@ class ReferenceModel(HostSampledModel):
         return ReferenceSequence(self._session, self.about, positions, self.lora, self._tables)
 
     async def trim(self) -> None:
-        """This device keeps no decoders."""
+        """Does nothing: this device keeps no released decoders."""
 
     async def settled(self) -> None:
         """This device makes no tapes."""

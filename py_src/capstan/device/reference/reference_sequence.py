@@ -80,9 +80,9 @@ class ReferenceSequence:
         self.rotate(False)
 
     def prefill(self, ids: Sequence[int], every: bool = False) -> list[array[float]]:
-        """Run the model on `ids` after the present positions; float32 [vocab] of the last position, or with `every`
-        [ids, vocab]. Raises PromptError if there are none or no room for them, ValidationError if onnxruntime cannot
-        run the graph.
+        """Run the model on `ids` after the present positions. Returns the logits of the last position or, with `every`,
+        of each: float32 [vocab]. Raises PromptError if there are no ids or no room for them, ValidationError if
+        onnxruntime cannot run the graph.
         """
         if self._session is None:
             raise ClosedError("this sequence was closed; make a new one")
@@ -115,7 +115,7 @@ class ReferenceSequence:
         return rows
 
     def _run_in_place(self, given: Mapping[str, Any]) -> list[Any]:
-        """Caches, states and logits after a run that writes caches in place, unless they grow."""
+        """Run the model, and return caches, states and logits. Caches are written in place unless they grow."""
         about, binding = self._about, self._session.io_binding()
         for name, value in given.items():
             binding.bind_cpu_input(name, value)
@@ -133,7 +133,9 @@ class ReferenceSequence:
         return list(binding.get_outputs())
 
     def _run_adapted(self, given: Mapping[str, Any]) -> list[Any]:
-        """The same with adapters, in new values, since a binding cannot feed an input that has a default."""
+        """Like `_run_in_place`, but with adapters, and into new arrays: a binding cannot feed an input that has a
+        default.
+        """
         feeds = {name: onnxruntime.OrtValue.ortvalue_from_numpy(value) for name, value in given.items()}
         feeds |= self._adapted
         feeds |= {pair.past: cache for pair, cache in self._caches.items()}
@@ -194,11 +196,11 @@ class ReferenceSequence:
 
     @property
     def stateful(self) -> bool:
-        """Whether it has states that each run overwrites."""
+        """Whether the sequence has states that each run overwrites."""
         return bool(self._states)
 
     def keep_states(self, slot: int) -> None:
-        """Keep the states as the snapshot of that number, with their position."""
+        """Keep the states as snapshot number `slot`, with their position."""
         self._snapshots[slot] = (self.length, self._states)
 
     def bring_states(self, slot: int) -> None:
@@ -213,7 +215,7 @@ class ReferenceSequence:
     def rewind(self, length: int) -> None:
         """Drop positions from `length` on; the logits are invalid until the next run.
 
-        Raises PromptError past the end, and where states that each run overwrites would have to be rewound.
+        Raises PromptError for a length past the end, and if states that each run overwrites would have to be rewound.
         """
         if not 0 <= length <= self.length:
             raise PromptError(f"cannot rewind to {length}; the sequence has {self.length} tokens")
@@ -321,5 +323,5 @@ class ReferenceRunner:
 
 
 def arrays(tensors: Iterable[HostTensor]) -> dict[str, Any]:
-    """By name."""
+    """The arrays of tensors, by name."""
     return {each.name: np.frombuffer(each.data, each.dtype).reshape(each.dims) for each in tensors}

@@ -41,15 +41,15 @@ def halves(data: Bytes, at: int) -> Floats:
 
 
 def fields(data: Bytes, at: int, groups: int, width: int, bits: int) -> NDArray[np.int16]:
-    """The elements of `groups * width` bytes from `at` on: in each group come the lowest `bits` of all its bytes, then
-    the next ones."""
+    """The elements of `groups * width` bytes, beginning at byte `at`: each group gives the lowest `bits` of all its
+    bytes, then the next `bits`."""
     held = data[:, at : at + groups * width].reshape(-1, groups, 1, width)
     shifts = np.arange(0, 8, bits, dtype=np.uint8).reshape(1, 1, -1, 1)
     return (held >> shifts & ((1 << bits) - 1)).reshape(len(data), -1).astype(np.int16)
 
 
 def each_bit(data: Bytes, at: int) -> NDArray[np.int16]:
-    """The 32 bits from a byte on, the lowest first."""
+    """The 32 bits that begin at byte `at`, the lowest first."""
     return np.unpackbits(data[:, at : at + 4], axis=1, bitorder="little").astype(np.int16)
 
 

@@ -47,7 +47,7 @@ class WasmGraph:
 
     @property
     def wide_bytes(self) -> int:
-        """Bytes of the float32 weights in place of packed ones, where these could stay."""
+        """The bytes of float32 weights that were made in place of packed weights."""
         return sum(each.bytes for each in self.made if isinstance(each, WideWeight))
 
 
@@ -61,9 +61,9 @@ def prepare(
     defaults: Mapping[str, bytes] | None = None,
     file: bytes = b"",
 ) -> WasmGraph:
-    """The model with the logits cut to the last positions where that is possible, and with at most `wide_bytes` bytes
-    of float32 weights in place of packed ones. `defaults` are the bytes of adapters' defaults in data files; runs
-    without an adapter need them.
+    """Rewrite the model: its logits are cut to the last positions where that is possible, and it gets at most
+    `wide_bytes` bytes of float32 weights in place of packed ones. `defaults` are the bytes of adapters' defaults in
+    data files; runs without an adapter need these bytes.
 
     Raises ModelFileError, UncomputedError, UnsupportedModelError.
     """
@@ -91,9 +91,9 @@ async def wasm_graph(
     notes: Notes | None,
     ready: ReadyGraphs | None = None,
 ) -> WasmGraph:
-    """The graph of a model folder: `ready`, if it was made from the same files; from the notes if model.onnx, the
-    configuration, Capstan and `wide_bytes` are unchanged; else rewritten. With `notes`, a new graph is noted unless it
-    holds constants from the data files.
+    """The graph of a model folder. It is `ready`, if that was made from the same files; it comes from the notes, if
+    model.onnx, the configuration, Capstan and `wide_bytes` are unchanged; else model.onnx is rewritten. With `notes`, a
+    new graph is noted unless it holds constants from the data files.
 
     Raises ModelFileError, UncomputedError, UnsupportedModelError.
     """

@@ -1,7 +1,7 @@
 """Describes a program for the kernels of web/kernels: its operations have 24 words each, and address one memory.
 
-A program runs up to ROWS tokens. As in llama.cpp, matrix products take activations in 8 bits with a scale for each 32.
-They take weights in groups of 8 rows (web/kernels/packed.ts). device/reference/cpu_operations.py defines each
+A program runs up to ROWS tokens. As in llama.cpp, matrix products take activations in 8 bits, with a scale for each 32
+of them, and weights in groups of 8 rows (web/kernels/packed.ts). device/reference/cpu_operations.py defines each
 operation; program_planner.py plans the program of a graph.
 """
 
@@ -58,8 +58,8 @@ LARGEST_HEAD = 512
 
 
 class Kind(IntEnum):
-    """The operations. Words 0 and 1 of each are the kind, and 1 if it runs only over the tokens that give logits;
-    web/kernels/program.ts has the other words.
+    """The operations. Word 0 of an operation is its kind; word 1 is 1 if it runs only over the tokens that give logits.
+    The other words are in web/kernels/program.ts.
     """
 
     LOOK_UP = 0
@@ -162,7 +162,7 @@ class CpuProgram:
         return sum(bool(each & (1 if tokens == 1 else 2)) for each in self.words[WAITS::WORDS])
 
     def about(self, threads: int) -> str:
-        """How a step runs, for reports."""
+        """A description of how a step runs, for reports."""
         in_threads = "1 thread" if threads == 1 else f"{threads} threads, which wait {self.waits(1)} times"
         return (
             f"each step is a program of {self.operations} operations on the CPU, {self.products} of them products "
@@ -190,17 +190,17 @@ def quantized_bytes(width: int) -> int:
 
 
 def scale_bytes(form: int) -> int:
-    """Bytes of the scales and minima of a group for 32 columns."""
+    """Bytes of the scales and minima of a group of rows, for 32 columns."""
     return (64, 128, 32, 16, 16)[form >> 1]
 
 
 def whole_bytes(form: int) -> int:
-    """Bytes of a group before each 256 columns."""
+    """Bytes that a group of rows has before each 256 columns."""
     return 0 if form >> 1 != Scales.BYTES else 16 if form & 1 else 32
 
 
 def packed_bytes(form: int, n: int, k: int) -> int:
-    """Bytes of a weight in groups."""
+    """Bytes of an [n, k] weight, packed in groups of rows."""
     block = scale_bytes(form) + (256 if form & 1 else 128)
     return -(-n // GROUP) * (k // BLOCK * block + k // 256 * whole_bytes(form))
 

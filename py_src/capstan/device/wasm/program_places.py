@@ -49,7 +49,7 @@ class UnknownGraphError(Exception):
 
 
 class Share(NamedTuple):
-    """How threads share an operation: the columns of a part, and how parts are dealt out."""
+    """How threads share an operation: how its parts are dealt out, and the columns of a part."""
 
     unit: int
     split: Split
@@ -60,7 +60,7 @@ WHOLE_ROWS = Share(0, Split.ROWS)
 
 
 class HeadNorm(NamedTuple):
-    """A norm of each head by itself."""
+    """A norm that is computed for each head separately."""
 
     weight: int
     """Its address."""
@@ -106,7 +106,7 @@ class Joined:
 
 
 class Lengths:
-    """A number of positions, which each run passes to the program."""
+    """A length in positions that each run passes to the program."""
 
 
 LENGTHS = Lengths()
@@ -140,7 +140,7 @@ class Memory:
             value.bytes = 0
 
     def _again(self, free: tuple[int, int]) -> int:
-        """A whole free range; it is freed as a whole."""
+        """Use a free range again, as a whole, so that it is later freed as a whole."""
         self._free.remove(free)
         return free[0]
 
@@ -190,7 +190,7 @@ class Weights:
 
 def apart(values: Sequence[Value], widths: Sequence[int]) -> list[tuple[int, int]] | None:
     """The address of each part of activations that are side by side, and the bytes between its rows; None if the widths
-    differ or a part lies in two of the values.
+    do not add up or a part lies in two of the values.
     """
     if sum(each.width for each in values) != sum(widths):
         return None
@@ -216,7 +216,7 @@ def cache_places(pairs: Sequence[CachePair]) -> Mapping[str, tuple[int, int]]:
 
 
 def form_of(source: WideWeight | UnpackedWeight, entry: WeightEntry) -> int:
-    """See CpuWeight. Raises UnknownGraphError."""
+    """The `form` of a CpuWeight. Raises UnknownGraphError."""
     k = entry.dims[-1]
     if isinstance(source, WideWeight):
         if source.level != INT8_ACTIVATIONS:
@@ -240,7 +240,7 @@ def form_of(source: WideWeight | UnpackedWeight, entry: WeightEntry) -> int:
 
 
 def form_bits(bits: int, block: int, scales: Scales) -> int:
-    """See CpuWeight.form."""
+    """The number that CpuWeight.form documents."""
     if scales != Scales.BYTES and block < BLOCK:
         scales = Scales.SIXTEEN
     return 2 * scales + (bits == 8)

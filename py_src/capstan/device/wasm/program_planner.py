@@ -56,8 +56,8 @@ __all__ = ["planned", "program_of"]
 def program_of(
     found: WasmGraph, config: GenaiConfig, threads: int, capture: str = "tape", *, count: bool = False
 ) -> CpuProgram | str:
-    """The program of a graph, or the reason for none. With `count` a graph that allows activations in 8 bits and has no
-    program counts as a step down.
+    """The program of a graph, or the reason why there is none. With `count`, a graph counts as a step down if it allows
+    activations in 8 bits and has no program.
     """
     if capture == "off":
         return "capture is 'off'"
@@ -91,7 +91,7 @@ def planned(found: WasmGraph, threads: int, context: int) -> CpuProgram:
 
 
 def word(value: float) -> int:
-    """A number as a word; a float gives its bits."""
+    """Convert a number to a word: an integer is kept, a float gives its bits."""
     if not isinstance(value, float):
         return int(value) % (1 << 32)
     bits: int = struct.unpack("<I", struct.pack("<f", value))[0]
@@ -201,14 +201,14 @@ class Planner:
             self._view(name, x, (address - x.address) // FLOAT, size)
 
     def reshape(self, node: NodeProto) -> None:
-        """Heads beside one another, or one after another."""
+        """Change only how heads are counted: as columns of a row, or in a dimension of their own."""
         x, dims = self._value(node, 0), self._integers(node, 1)
         if len(dims) not in (3, 4) or dims[0] != 0 or dims[-1] <= 0 or x.width % dims[-1]:
             raise UnknownGraphError(f"a Reshape does more than part heads ({node.name})")
         self._view(node.output[0], x, 0, x.width, x.norm)
 
     def _view(self, name: str, x: Value, first: int, width: int, norm: HeadNorm | None = None) -> None:
-        """A value of that name that is a part of the rows of another one."""
+        """Make `name` a view of another value: `width` columns of its rows, from column `first`."""
         whole, reads = x.whole or x, self._reads.get(name, 0)
         self._values[name] = Value(
             x.address + FLOAT * first, width, x.row, 0, x.kept, share=x.share, whole=whole, norm=norm
@@ -335,7 +335,7 @@ class Planner:
         self._kept(self._value(node, 0), node.output[0])
 
     def _kept(self, x: Value, name: str) -> Value:
-        """The rows of the tokens that give logits."""
+        """Copy the rows of the tokens that give logits to a new value `name`."""
         y = self._made(name, x.width, kept=True)
         self._add(Kind.KEEP, y, x.address, y.address, x.width, share=WHOLE_ROWS)
         return y
@@ -352,7 +352,7 @@ class Planner:
         return found
 
     def _integers(self, node: NodeProto, place: int) -> list[int]:
-        """A constant of int64."""
+        """Read an int64 constant that a node takes as an input."""
         tensor = self._constants.get(node.input[place]) if place < len(node.input) else None
         if tensor is None or tensor.data_type != TensorProto.INT64:
             raise UnknownGraphError(f"input {place} of a {node.op_type} is not a constant ({node.name})")
@@ -363,7 +363,7 @@ class Planner:
         return found.parts if isinstance(found, Joined) else (self._value(node, place),)
 
     def _made(self, name: str, width: int, kept: bool = False, row: int = 0) -> Value:
-        """A new value of that name."""
+        """Allocate a new value `name`."""
         row = FLOAT * (row or width)
         size = aligned(row * (KEPT if kept else ROWS))
         made = Value(self._memory.take(size), width, row, size, kept, self._reads.get(name, 0))
@@ -372,7 +372,7 @@ class Planner:
         return made
 
     def _also(self, name: str, value: Value) -> None:
-        """Give a value another name, too."""
+        """Give a value an additional name."""
         self._values[name] = value
         value.reads += self._reads.get(name, 0)
 

@@ -3,7 +3,7 @@
 Threads wait between two operations if the later operation reads or writes what the earlier one wrote, or if it writes
 what the earlier one read.
 
-    with_waits(words)    the words with WAITS of each operation
+    with_waits(words)    the words, with the word WAITS set in each operation
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Access:
     writes: bool = False
 
     def conflicts(self, later: Access) -> bool:
-        """Whether a thread must wait between the two."""
+        """Whether threads must wait between this access and a later one."""
         if self.end <= later.begin or later.end <= self.begin or not (self.writes or later.writes):
             return False
         if self.owner == EACH and self.writes and not later.writes:
@@ -115,5 +115,5 @@ def accesses(words: Sequence[int], single: bool) -> Iterator[Access]:
 
 
 def attention(words: Sequence[int], rows: int, q: int, row: int) -> Iterator[Access]:
-    """The queries, whose heads are dealt out."""
+    """The queries of an attention operation; threads share their heads."""
     yield Access(q, q + (rows - 1) * row + FLOAT * words[4] * words[5], ("parts", words[4], q, row))

@@ -18,7 +18,9 @@ Opener = Callable[[bytes, ExternalData | None, str], Awaitable[Callable[[], Awai
 
 
 class WasmDevice(HostMemory):
-    """onnxruntime-web copies every tensor of a run into its own heap, another WebAssembly memory, and results back."""
+    """onnxruntime-web copies every tensor of a run into its own heap, which is another WebAssembly memory, and the
+    results back.
+    """
 
     type: ClassVar[str] = "wasm"
 

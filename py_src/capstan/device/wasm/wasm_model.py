@@ -44,7 +44,7 @@ class WasmSequence(Protocol):
         """float32 [kept, vocab]: the logits of the last `kept` positions of int64 ids [n] after `past` positions."""
 
     def carried(self, name: str) -> bytes:
-        """The whole cache or state of the input of that name."""
+        """The bytes of the whole cache or state, by the name of its input."""
 
     def keep_states(self, slot: int) -> None: ...
 
@@ -65,7 +65,7 @@ class WasmSession(Protocol):
     """The engine's one session (web/src/worker/wasm.ts)."""
 
     def sequence(self, spec: dict[str, Any]) -> WasmSequence:
-        """`spec` as web/src/worker/wasm.ts has it."""
+        """Make a sequence; web/src/worker/wasm.ts documents `spec`."""
 
     async def close(self) -> None: ...
 
@@ -106,7 +106,7 @@ class WasmModel(HostSampledModel):
         self._now = now
 
     async def trim(self) -> None:
-        """This device keeps no decoders."""
+        """Does nothing: this device keeps no released decoders."""
 
     async def settled(self) -> None:
         """This device makes no tapes."""

@@ -20,8 +20,8 @@ MOST = 1024
 
 
 class BeamSteps:
-    """Owns the search and the tape that reads caches through a table. `make` returns the tape or the reason for
-    none.
+    """Owns the search and the tape that reads caches through a table. `make` returns the tape, or the reason why there
+    is none.
     """
 
     def __init__(
@@ -39,11 +39,11 @@ class BeamSteps:
 
     @property
     def report(self) -> dict[str, str]:
-        """As RowDecoder.tape_passes."""
+        """See RowDecoder.tape_passes."""
         return {} if self._made is None else {"beams": self._made.report}
 
     async def prepare(self, options: BeamOptions) -> str | None:
-        """See beams.BeamRows."""
+        """See beam_interface.BeamRows."""
         if options.beams * options.looked > MOST:
             return f"{options.beams} beams with {options.looked} continuations each exceed {MOST} in all"
         if self._made is None:
@@ -77,7 +77,7 @@ class BeamSteps:
         )
 
     def begin(self, scores: Sequence[float], sources: Sequence[int], lengths: Sequence[int]) -> None:
-        """See beams.BeamRows; `lengths` are those of the rows."""
+        """See beam_interface.BeamRows; `lengths` are the lengths of the rows."""
         made, capacity, device = self._tape(), self._buffers.capacity, self._buffers.device
         with device.batch():
             device.copy_cpu_to_device(made.buffers.scores.span(0, 4 * len(scores)), array("f", scores))
@@ -86,8 +86,8 @@ class BeamSteps:
                 device.copy_cpu_to_device(span, array("I", [source]) * length)
 
     def submit(self, picks: int, choose_first: bool, length: int, cursor: int) -> Awaitable[BeamBurst]:
-        """Queue the steps; `length` is that of the longest row in the first step, whose record has the number
-        `cursor`.
+        """Queue `picks` steps; `length` is the length of the longest row in the first step; `cursor` is the number of
+        that step's record.
         """
         assert self._options is not None
         tape = self._tape().tape
@@ -129,7 +129,7 @@ async def _burst(numbers: Awaitable[Sequence[float]], picks: int, beams: int, ro
 
 
 def _round(words: Sequence[int], floats: Sequence[float], at: int, beams: int) -> Round | None:
-    """A record of beams.wgsl."""
+    """Read one record of beams.wgsl."""
     if words[at] == NO_NUMBER:
         return None
     ends = at + 2 + 3 * beams

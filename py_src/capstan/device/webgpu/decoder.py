@@ -109,7 +109,7 @@ class WebGpuDecoder(SampledRows, SampledRow):
         self._drafted = DraftedSteps(engine, sampler, partial(maker.draft_tape, self))
 
     def _take_step(self, step: DecodeStep) -> None:
-        """Run decode steps in this way from now on."""
+        """Run decode steps as `step` does from now on."""
         software, taped = self._device.about().software, step.capture == "tape"
         self._step = step
         self.runs.step_tape = step.tape
@@ -215,7 +215,7 @@ class WebGpuDecoder(SampledRows, SampledRow):
             runs.settle(runs.length)
 
     def reorder(self, parents: Sequence[int]) -> None:
-        """Changes nothing: there is one row."""
+        """Does nothing: there is one row."""
 
     async def step(self, tokens: Sequence[int]) -> None:
         runs = self.runs
@@ -311,7 +311,9 @@ class WebGpuDecoder(SampledRows, SampledRow):
         return CarriedTensor.read(self._about, found, held.tobytes(), self.runs.length)
 
     def rehearsal(self) -> Rehearsal:
-        """A Rehearsal that plays the tape from the end of the sequence; used only while no burst is in flight."""
+        """A Rehearsal that plays the tape from the end of the sequence. Callers use it only while no burst is in
+        flight.
+        """
         self._require_open()
         self.buffers.make_room(self.runs.length - 1, self.buffers.most_ahead)
         tape, sampler = self._step.tape, self._sampler.handle

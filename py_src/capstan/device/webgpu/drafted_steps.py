@@ -19,8 +19,8 @@ NOTHING = 0xFFFFFFFE
 
 
 class DraftedSteps:
-    """Owns the tape over several positions. `make` returns the tape for a number of positions, or the reason for
-    none.
+    """Owns the tape over several positions. `make` returns the tape for a number of positions, or the reason why there
+    is none.
     """
 
     def __init__(
@@ -36,16 +36,16 @@ class DraftedSteps:
 
     @property
     def positions(self) -> int:
-        """The most tokens that a step gives."""
+        """The largest number of tokens that a step can give."""
         return self._tape().buffers.positions
 
     @property
     def report(self) -> dict[str, str]:
-        """As RowDecoder.tape_passes."""
+        """See RowDecoder.tape_passes."""
         return {} if self._made is None else {"drafts": self._made.report}
 
     async def prepare(self, options: Speculation) -> str | None:
-        """See rows.DraftedRows. Called while no burst is under way."""
+        """See row_interface.DraftedRows. Called while no burst is under way."""
         positions = 1 + options.max_draft_tokens
         if self._made is None or self._made.buffers.positions != positions:
             await self.release()
@@ -59,7 +59,7 @@ class DraftedSteps:
         return None
 
     def submit(self, steps: int, length: int, cursor: int) -> Awaitable[Burst]:
-        """Queue the steps; the sequence has at most `length` positions, and the ring has its last pick before
+        """Queue `steps` steps. The sequence has at most `length` positions; its last pick is in the ring before
         `cursor`.
         """
         made = self._tape()
@@ -80,7 +80,7 @@ class DraftedSteps:
 
 
 async def _burst(numbers: Awaitable[Sequence[float]], positions: int) -> Burst:
-    """The burst of drafted steps, each with the ids that it picked; some of its positions have none."""
+    """Read a burst of drafted steps. Each step has the ids that it picked, which may be fewer than its positions."""
     submitted, done, readable, host, entered, *found = await numbers
     steps = [
         [int(token) for token in found[start : start + positions] if token != NOTHING]

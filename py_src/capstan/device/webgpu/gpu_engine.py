@@ -1,9 +1,9 @@
-"""Defines Python's interface to the WebGPU engine: integer handles stand for objects that JavaScript holds
+"""Defines Python's interface to the WebGPU engine: integer handles represent objects that JavaScript holds
 (web/src/worker/engine.ts).
 
-The protocols here are the table of the calls. From each method `build.py` writes the call in `_js/engine_calls.py` and
+The protocols here are the table of the calls. For each method `build.py` writes the call in `_js/engine_calls.py` and
 its type in web/src/worker/engine_calls.ts, which JavaScript's classes implement (buildtools/wire.py). `js` names the
-object that has the method; JsGpuEngine has those that are `by_hand`.
+object that has the method; methods that are marked `by_hand` are in JsGpuEngine.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def js(place: Literal["engine", "sessions", "tapes", "sampling"], span: str = ""
 
 
 def by_hand(declared: T) -> T:
-    """Declares that JsGpuEngine implements this method, which takes more than one call."""
+    """Declares that JsGpuEngine implements this method, because it makes more than one call."""
     return declared
 
 
@@ -62,7 +62,7 @@ class BoundTensor:
 
 
 class WeightPiece(NamedTuple):
-    """A range of a data file, and the buffer that it goes to; offsets and lengths in bytes."""
+    """A range of a data file, and the buffer that receives it; offsets and lengths in bytes."""
 
     buffer: int
     offset: int
@@ -139,7 +139,7 @@ NOT_FUSED: Mapping[str, Any] = {"scratch": [], "kernels": [], "owner": ""}
 
 @js("engine")
 class GpuAdapter(Protocol):
-    """The device itself. Raises errors of capstan.errors; sizes and offsets are bytes."""
+    """Calls for the device itself. Raises errors of capstan.errors; sizes and offsets are bytes."""
 
     number: int
     """The number of the device within the page: buffers of one cannot be used on another."""
@@ -156,12 +156,12 @@ class GpuAdapter(Protocol):
 
 @js("engine")
 class GpuBuffers(GpuAdapter, Protocol):
-    """Buffers: made, written, read, compared, and filled from data files."""
+    """Makes, writes, reads and compares buffers, and fills them from data files."""
 
     def create_buffer(self, label: str, size: int, category: str, owner: str) -> int: ...
     async def create_buffers(self, requests: Sequence[BufferRequest], owner: str) -> list[int]:
-        """Make all buffers or none. Raises OutOfMemoryError if memory is short, which does not lose the device. A
-        cancelled wait frees all of them."""
+        """Make all buffers or none. Raises OutOfMemoryError if memory is short, which does not lose the device. If the
+        wait is cancelled, all are freed."""
 
     def destroy_buffer(self, buffer: int) -> None: ...
     def write(self, buffer: int, offset: int, data: bytes | bytearray | memoryview) -> None: ...
@@ -179,9 +179,9 @@ class GpuBuffers(GpuAdapter, Protocol):
         exp(logit - largest), then `count` pairs of logit and token, largest first."""
 
     def score(self, buffer: int, dtype: str, vocab: int, skipped: int, rows: int, slots: int, first: int) -> None:
-        """Queue the scores of tokens by `rows` rows of logits, after `skipped` other rows. Each slot of four u32, from
-        slot `first` on, begins with a token. The kernel replaces the slot by the token's logit, the best token, the
-        best token's logit and the sum of exp(logit - best).
+        """Queue the scoring of tokens by `rows` rows of logits, which follow `skipped` other rows. Slots, beginning
+        with slot `first`, have four u32 each and begin with a token. The kernel replaces the slot by the token's logit,
+        the best token, the best token's logit and the sum of exp(logit - best).
         """
 
     @js("engine", span="compare with an eager run")
@@ -192,12 +192,12 @@ class GpuBuffers(GpuAdapter, Protocol):
 
     @by_hand
     def upload_weights(self, pieces: Sequence[WeightPiece]) -> Sink:
-        """A sink for the bytes of a data file, which fills these buffers."""
+        """A sink for the bytes of a data file, with which it fills these buffers."""
 
 
 @js("sessions")
 class GpuSessions(GpuAdapter, Protocol):
-    """Sessions of onnxruntime-web, bound to buffers and run."""
+    """Makes sessions of onnxruntime-web, binds them to buffers and runs them."""
 
     @by_hand
     async def open_session(
@@ -209,8 +209,8 @@ class GpuSessions(GpuAdapter, Protocol):
     def session_handle(self, session: ModelSession, owner: str) -> int: ...
     @js("sessions", span="create a session")
     async def create_session(self, model: bytes, capture: bool, owner: str, cache_bits: int) -> int:
-        """`cache_bits` is the number of bits of an element of the key/value caches, 4 or 8; 0 keeps the graph's
-        type.
+        """Make a session; `cache_bits` is the number of bits of an element of the key/value caches, 4 or 8; 0 keeps the
+        graph's type.
         """
 
     def begin_session(self, model: bytes, owner: str, cache_bits: int) -> int:
@@ -224,12 +224,12 @@ class GpuSessions(GpuAdapter, Protocol):
         fetches: Sequence[BoundTensor],
         lengths: FedLengths | None = None,
     ) -> int:
-        """A session with its inputs and outputs; each run fills in those named by `lengths`."""
+        """Bind buffers to the inputs and outputs of a session; each run fills in the inputs that `lengths` names."""
 
     def unbind(self, binding: int) -> None: ...
     async def run(self, binding: int, valid: int = 0, tokens: int = 1, base: int = 0) -> None:
-        """For bindings that depend on them: `valid` counts the valid positions after the run, `tokens` the positions
-        that it adds; `base` is the first position that sliding caches hold.
+        """Run a binding. Some bindings depend on these numbers: `valid` counts the valid positions after the run,
+        `tokens` the positions that it adds; `base` is the first position that sliding caches hold.
         """
 
     async def idle(self) -> None:
@@ -238,11 +238,13 @@ class GpuSessions(GpuAdapter, Protocol):
 
 @js("tapes")
 class GpuTapes(GpuAdapter, Protocol):
-    """Runs that are recorded, and tapes that play them."""
+    """Records runs, and makes tapes that play them."""
 
     @js("sessions", span="record a run")
     async def record(self, binding: int) -> dict[str, Any]:
-        """Raises OutOfMemoryError if the run cannot allocate its memory; the device stays usable."""
+        """Record a run of a binding. Raises OutOfMemoryError if the run cannot allocate its memory; the device stays
+        usable.
+        """
 
     @js("sessions")
     def retire(self, binding: int) -> None: ...
@@ -252,19 +254,19 @@ class GpuTapes(GpuAdapter, Protocol):
     async def make_tape(
         self, recording: int, played: Sequence[Any], written: Sequence[int], fused: Mapping[str, Any] = NOT_FUSED
     ) -> int:
-        """A tape of `played` operations; `fused` is a FusedSpec of web/src/worker/gpu/fused.ts: Capstan's kernels.
-        Raises OutOfMemoryError without memory for their scratch; the device stays usable.
+        """A tape of `played` operations; `fused` is a FusedSpec of web/src/worker/gpu/fused.ts and adds Capstan's
+        kernels. Raises OutOfMemoryError without memory for their scratch; the device stays usable.
         """
 
     async def store_tape(self, tape: int, given: Sequence[int]) -> dict[str, Any]:
-        """A tape as a StoredTape of web/src/worker/gpu/stored_tape.ts; `given` are the recorded ids of the buffers that
-        its restoration will bind. TapeError if it cannot be stored.
+        """Describe a tape as a StoredTape of web/src/worker/gpu/stored_tape.ts; `given` are the recorded ids of the
+        buffers that its restoration will bind. Raises TapeError if it cannot be stored.
         """
 
     @js("tapes", span="restore a stored tape")
     async def restore_tape(self, stored: Mapping[str, Any], given: Mapping[int, int], owner: str) -> int:
-        """Restore a stored tape over buffers, by recorded id. Raises TapeError, and OutOfMemoryError, after which the
-        device stays usable.
+        """Restore a stored tape over the buffers in `given`, which maps recorded ids to handles. Raises TapeError, and
+        OutOfMemoryError, after which the device stays usable.
         """
 
     def tape_scratch(self, tape: int) -> list[int]:
@@ -272,7 +274,7 @@ class GpuTapes(GpuAdapter, Protocol):
 
     async def give_scratch(self, tape: int, spans: Sequence[tuple[int, int, int]] | None) -> None:
         """Give a tape's kernels (handle, offset, bytes) for each scratch buffer; with None the tape allocates its own.
-        Raises OutOfMemoryError; then the kernels keep their buffers.
+        Raises OutOfMemoryError; in that case the kernels keep their buffers.
         """
 
     def add_table(self, tape: int, counts: bytes) -> None: ...
@@ -296,39 +298,39 @@ class GpuTapes(GpuAdapter, Protocol):
 
 @js("sampling")
 class GpuSampling(GpuAdapter, Protocol):
-    """Picks on the device, and bursts of steps with them."""
+    """Picks tokens on the device, and submits bursts of steps with picks."""
 
     def make_sampler(self, spec: SamplerSpec) -> int: ...
     @by_hand
     def set_sampling(self, sampler: int, program: SamplerProgram) -> None: ...
     def set_allowed(self, sampler: int, mask: bytes, row: int = 0) -> None:
-        """Set the tokens that a row's next pick may take: a bit each, in u32 words. Only after a program with a
+        """Set the tokens that a row's next pick may take: a bit each, in u32 words. The sampler's program must have a
         mask.
         """
 
     def set_sampler_own(self, sampler: int, words: bytes, row: int = 0) -> None:
-        """Write a stage's own words in a row's memory, or the first of them. Only after a program with `own_at`."""
+        """Write all or the first of a stage's own words in a row's memory. The sampler's program must have `own_at`."""
 
     def set_sampler_memory(self, sampler: int, rows: bytes, row: int = 0) -> None:
-        """Write the memory of the rows from `row` on: `SamplerProgram.row` of each sequence. Only after a program with
-        `row_words`."""
+        """Write the memory of the rows from `row` on: `SamplerProgram.row` of each sequence. The sampler's program must
+        have `row_words`."""
 
     def destroy_sampler(self, sampler: int) -> None: ...
     def burst(
         self, tape: int, sampler: int, picks: int, sample_first: bool, length: int, cursor: int
     ) -> Awaitable[Sequence[float]]:
-        """The fields of a Burst except its ids, then the ids, row by row."""
+        """Submit a burst of `picks` steps. Returns the fields of a Burst except its ids, then the ids, row by row."""
 
     def set_drafts(self, sampler: int, input_ids: int, logits: int, positions: int) -> None:
-        """Let steps find drafts, for a tape over `positions` positions, by its ids and logits. Called again after each
-        program.
+        """Let steps find drafts, for a tape over `positions` positions with these buffers of ids and logits. Called
+        again after each change of the sampler's program.
         """
 
     def drafted_burst(
         self, tape: int, sampler: int, steps: int, positions: int, length: int, cursor: int
     ) -> Awaitable[Sequence[float]]:
-        """As `burst`, for drafted steps over a tape of `positions` positions, each with that many ids; 0xFFFFFFFE
-        stands for a position without a pick. `length` is the largest possible length of the sequence.
+        """As `burst`, for drafted steps over a tape of `positions` positions. Each step gives `positions` ids, with
+        0xFFFFFFFE for a position without a pick. `length` is the largest possible length of the sequence.
         """
 
     def make_beam_search(self, spec: BeamSpec) -> int: ...
@@ -347,20 +349,23 @@ class GpuSampling(GpuAdapter, Protocol):
 
 @js("sampling")
 class GpuTiming(GpuAdapter, Protocol):
-    """Times of work on the device."""
+    """Measures the time of work on the device."""
 
     @js("engine")
     async def work_done(self) -> float:
-        """Wait until the device has done all submitted work; returns the time of its end on the worker's clock."""
+        """Wait until the device has done all submitted work; returns the time at which it ended, on the worker's
+        clock.
+        """
 
     async def step_time(self, tape: int, sampler: int, steps: int, length: int) -> float:
-        """Milliseconds of GPU time of a step, in one submit of `steps` of them."""
+        """The GPU time of one step in milliseconds, measured in one submit of `steps` steps."""
 
     async def operation_times(
         self, tape: int, sampler: int, length: int
     ) -> list[tuple[int, str, float, list[tuple[str, str, int]]]]:
-        """(place, label, milliseconds, bindings) of each dispatch of a step, each in a pass of its own; a binding is
-        the buffer's label, its category and the bytes that are bound. The sampler's dispatches are left out."""
+        """(place, label, milliseconds, bindings) of each dispatch of a step, when each dispatch is in a separate pass;
+        a binding is the buffer's label, its category and the bytes that are bound. The sampler's dispatches are left
+        out."""
 
     async def replay(
         self, tape: int, sampler: int, steps: int, picks: int, length: int, cursor: int, in_flight: int

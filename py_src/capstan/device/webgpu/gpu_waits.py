@@ -11,8 +11,8 @@ T = TypeVar("T")
 
 
 async def to_its_end(work: asyncio.Future[T]) -> T:
-    """The result of some work. A wait that is cancelled goes on until the work has ended: it uses buffers that the
-    next caller gets."""
+    """The result of some work. A cancelled wait continues until the work has ended, because the work uses buffers that
+    the next caller gets."""
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:

@@ -23,7 +23,7 @@ __all__ = ["JointRow"]
 
 
 class JointRow(SampledRow):
-    """row_interface.DecoderRow documents the methods.
+    """A row of JointRows; row_interface.DecoderRow documents the methods.
 
     A decoder of one sequence runs the prompts; its KV cache and logits are then copied to the spans of the row.
     """
@@ -36,7 +36,7 @@ class JointRow(SampledRow):
         """The arguments of the last `follow`."""
 
     def begin(self, length: int) -> None:
-        """Continue at a length; the next pick goes to the ring index that all rows share."""
+        """Continue after `length` positions; the next pick goes to the ring index that all rows share."""
         self._buffers.lengths[self.number] = length
         self._buffers.set_length(self.number, length)
 

@@ -29,8 +29,8 @@ __all__ = ["JointRows"]
 
 
 class JointRows(SampledRows):
-    """A RowDecoder that advances all its rows with one tape. It is also a beams.BeamRows and a rows.PackedRows, with a
-    tape for each; these protocols document the methods.
+    """A RowDecoder that advances all its rows with one tape. It is also a beam_interface.BeamRows and a
+    row_interface.PackedRows, with a tape for each; these protocols document the methods.
 
     A decoder of one sequence runs the prefill; its KV cache and logits are then copied to the spans of the row. Prompts
     of several rows that run together fill these spans directly, except for the last token of each prompt, which a step
@@ -104,7 +104,7 @@ class JointRows(SampledRows):
                 self._buffers.set_uncounted(number, least - each.min_length)
 
     async def record(self) -> None:
-        """The step of all rows is recorded when they are made."""
+        """Does nothing: the step of all rows is recorded when the rows are made."""
 
     async def warm_up(self) -> None:
         await self._one.warm_up()
@@ -149,7 +149,7 @@ class JointRows(SampledRows):
         return chosen
 
     def _packs(self, row: int, count: int, past: int) -> bool:
-        """Whether a row's prompt of that length may run together with those of other rows; such runs place no
+        """Whether a row's prompt of `count` tokens may run together with prompts of other rows. Such runs place no
         features.
         """
         if self._one.buffers.places_any(past, count):

@@ -102,7 +102,7 @@ class Layers:
             entered.span.buffer.close()
 
     async def make(self, entered: BoundSpan) -> tuple[DeviceSpan, DeviceSpan]:
-        """Make the tape for the tensor that enters, and the session after it."""
+        """Make the tape for the tensor that enters the layers, and the session after the layers."""
         *batch, rows, width = entered.dims
         if prod(batch) != 1 or entered.dtype != HALF:
             raise TapeError(f"the layers' input is {entered.dtype} {list(entered.dims)}, not one picture in float16")
@@ -133,7 +133,7 @@ class Layers:
         return self.held[-1]
 
     async def add_session(self, part: ModelProto) -> None:
-        """A session of a part of the graph; the session of the whole graph has its weights."""
+        """Make a session of a part of the graph; the session of the whole graph holds the part's weights."""
         whole, read = self.whole, {value.name for value in part.graph.input}
         tensors = [tensor for tensor in whole.weights.tensors if tensor.name in read]
         make = partial(whole.engine.open_session, serialize(part), tensors, whole.owner)
@@ -210,7 +210,7 @@ class LayeredSession(DeviceSession):
             return None
 
     async def _compared(self, feeds: Sequence[BoundSpan], wanted: Sequence[BoundSpan]) -> Layers:
-        """The layers, after a run that gave the expected results."""
+        """Make the layers, run them, and return them if the results are the expected ones."""
         layers = await open_layers(self.device, self.whole, feeds)
         async with AsyncExitStack() as undo:
             undo.push_async_callback(layers.close)
@@ -231,7 +231,7 @@ class LayeredSession(DeviceSession):
         return self.notes is not None and await self.notes.read(*self._note()) == RIGHT
 
     def _note(self) -> tuple[str, str]:
-        """The name of the note that the layers are right, and its key: all facts that may change it."""
+        """The name of the note that the layers are right, and its key: all facts that may change this finding."""
         device = asdict(self.device.about())
         graph = hashlib.sha256(self.whole.weights.model).hexdigest()
         facts = [build(), device | {"features": sorted(device["features"])}, graph, self.whole.weights.contents]

@@ -47,7 +47,7 @@ numbers = count(1)
 
 @dataclass(frozen=True)
 class LoraSource:
-    """The source of models for LoRA adapters: their graphs by rank, and the weights."""
+    """Makes models for LoRA adapters: it has their graphs by rank, and the weights."""
 
     graphs: Callable[[int], Awaitable[Graphs]]
     """The graphs for a rank."""
@@ -107,20 +107,22 @@ class Loaded:
 
 
 def passes_for(software: bool) -> tuple[str, ...]:
-    """The passes over a recorded step unless the user chooses.
+    """The passes over a recorded step, if the user chooses none.
 
-    Dawn validates each indirect dispatch in a pass of its own; a table of counts replaces them, but filling it takes
-    some kernels for each length. On software adapters the table costs more, so indirect dispatches stay; and recording
-    and checking prefill runs and steps of several rows takes longer than they save.
+    Dawn validates each indirect dispatch in a pass of its own. A table of workgroup counts replaces these dispatches,
+    but some kernels must fill it for each length. On software adapters the table costs more, so indirect dispatches
+    stay. There, recording and checking prefill runs and steps of several rows also takes longer than it saves.
     """
     return tuple(name for name in PASSES if not (software and name in ("direct", "prefill", "rows")))
 
 
 def eager_picks(software: bool, graphs: Graphs) -> int:
     """The number of picks after which it pays to record and check a decode step: one, since the first token needs no
-    step. On a software adapter both take as long as LATE eager steps, so that they pay only for longer answers.
+    step. On a software adapter, recording and checking take as long as LATE eager steps, so they pay only for longer
+    answers.
 
-    Measured with SmolLM2-135M on SwiftShader (two cores, 2026-11-25): 57 s, eager steps of 2.4 s, replayed ones of 0.7.
+    Measured with SmolLM2-135M on SwiftShader (two cores, 2026-11-25): 57 s; an eager step takes 2.4 s, a replayed step
+    0.7 s.
     """
     size = sum(entry.length for entry in graphs.weights)
     return LATE if software and size > LARGE else 1
@@ -155,8 +157,8 @@ async def make_session(engine: GpuSessions, graphs: Graphs, name: str, owner: st
 async def shared_sessions(
     engine: GpuSessions, graphs: Graphs, owner: str, cache_bits: int, begun: bool = False
 ) -> dict[str, int]:
-    """The sessions that all sequences share, by name; a failure releases all of them. With `begun` their first runs
-    wait for them.
+    """Make the sessions that all sequences share, by name; a failure releases all of them. With `begun` it does not
+    wait for them: their first runs do.
     """
     made: dict[str, int] = {}
     names = [name for name in SHARED if name in graphs.sessions]
@@ -181,8 +183,8 @@ async def release_made(engine: GpuSessions, made: Awaitable[int]) -> None:
 
 
 def require_capable(found: Capabilities, about: GraphDescription) -> bool:
-    """Whether past and present may be one buffer. Raises DeviceUnavailableError for a missing capability without a step
-    down."""
+    """Whether past and present may be one buffer. Raises DeviceUnavailableError if a capability is missing that nothing
+    can replace."""
     reasons = dict(found.missing)
     if not found.staging:
         raise DeviceUnavailableError(f"this adapter reads nothing back: {reasons['staging']}; use device='wasm'")
@@ -200,7 +202,9 @@ def require_capable(found: Capabilities, about: GraphDescription) -> bool:
 
 
 def facts_of(interface: WebGpuDevice, graphs: Graphs, contents: Sequence[str | None]) -> str:
-    """The facts that a verdict about a decode step depends on: Capstan, device, browser, graph and weights."""
+    """The facts that decide whether a verdict about a decode step still holds: Capstan, device, browser, graph and
+    weights.
+    """
     device = asdict(interface.about())
     facts = [
         build(),
@@ -224,8 +228,8 @@ async def load(
     lora_graphs: Callable[[int], Awaitable[Graphs]] | None = None,
 ) -> Loaded:
     """Load the weights that are not on the device yet and make the prefill session; nothing stays allocated on failure.
-    `reading` may still be under way. `notes` keep findings about decode steps for later loads. `lora_graphs` are those
-    for adapters of a rank.
+    `reading` may still be under way. `notes` keep findings about decode steps for later loads. `lora_graphs` makes the
+    graphs for adapters of a rank.
     """
     engine = interface.engine
     probing = asyncio.ensure_future(probed(interface, notes, url))
@@ -362,8 +366,8 @@ def remembered(
 
 
 async def load_adapted(base: Loaded, rank: int) -> Loaded:
-    """The same model for adapters of a rank, over the same weights: with a prefill session of its own. It reads only
-    the weights that its graphs combine in another way than those of the model. Nothing stays allocated on failure.
+    """The same model for adapters of a rank, over the same weights, with a prefill session of its own. It reads only
+    the weights that its graphs combine in another way than the model's graphs. Nothing stays allocated on failure.
     """
     source, interface = base.lora, base.interface
     assert source is not None, "called for models with inputs for adapters"

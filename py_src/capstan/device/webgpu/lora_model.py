@@ -20,7 +20,7 @@ __all__ = ["LoraModel"]
 
 
 class LoraModel(WebGpuModel):
-    """The model without an adapter, and those for adapters of one rank each. A sequence has its own buffers for its
+    """The model without an adapter, and one model for each rank of adapters. A sequence has its own buffers for its
     adapters, which are copied there on the GPU, so that a change of adapters needs no recording and no session.
     """
 

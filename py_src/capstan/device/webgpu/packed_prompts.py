@@ -27,13 +27,13 @@ TOKENS = {False: 32, True: 8}
 
 
 def run_length(software: bool) -> int:
-    """Tokens of a run."""
+    """The number of tokens in a run."""
     return TOKENS[software]
 
 
 class PackedPrompts:
-    """Owns the tape of such runs. `make` returns the tape, the reason for none, or None to be called again later.
-    Without `make` all prompts run one after another.
+    """Owns the tape of runs over tokens of any rows. `make` returns the tape, or the reason why there is none, or None
+    to be called again later. Without `make` all prompts run one after another.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class PackedPrompts:
 
     @property
     def report(self) -> dict[str, str]:
-        """As RowDecoder.tape_passes."""
+        """See RowDecoder.tape_passes."""
         if self._make is None:
             return {}
         if self._made is None:
@@ -66,7 +66,7 @@ class PackedPrompts:
         return {"prompts": f"{self._made.report}; {done}"}
 
     async def ready(self) -> bool:
-        """Whether there is a tape; makes it once that pays."""
+        """Whether there is a tape; makes one as soon as it pays off."""
         if self._make is not None and self._made is None:
             self._preparing = asyncio.ensure_future(self._prepare())
             await to_its_end(self._preparing)
@@ -78,7 +78,7 @@ class PackedPrompts:
             fall_back(TOGETHER, made, "they are run one after another")
 
     def run(self, tokens: Sequence[Placed]) -> None:
-        """Queue runs of these tokens, which fill the caches; those of a row are in order."""
+        """Queue runs of these tokens, which fill the caches; the tokens of each row are in order."""
         assert isinstance(self._made, RowTape)
         pack = self._made.buffers
         for start in range(0, len(tokens), pack.tokens):

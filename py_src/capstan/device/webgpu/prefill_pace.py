@@ -31,9 +31,10 @@ RETURNS = 2
 class RunSize:
     """Chooses the tokens of prefill runs: powers of two times `least`, so that tapes of earlier sizes serve again.
 
-    Over `bound` milliseconds the size is halved, down to `least`; it is doubled, up to `most`, while a run of twice the
-    tokens is expected within the bound. When it is neither halved nor doubled, it is `settled` and stays, so that equal
-    prompts are cut in the same way and give equal tokens. Without a bound it is `most` from the start.
+    If a run takes more than `bound` milliseconds, the size is halved, down to `least`. It is doubled, up to `most`,
+    while a run of twice the tokens is expected to stay within the bound. When it is neither halved nor doubled, it is
+    `settled` and stays, so that equal prompts are cut in the same way and give equal tokens. Without a bound it is
+    `most` from the start.
     """
 
     def __init__(self, most: int, bound: float, settled: int | None = None, least: int = SHORTEST) -> None:
@@ -67,7 +68,7 @@ class RunSize:
             self.size *= 2
 
     def _halve(self, tokens: int) -> None:
-        """Make runs shorter than that number of tokens."""
+        """Make runs shorter than `tokens` tokens."""
         self._over = 0
         self._left[self.size] += 1
         self.size //= 2
@@ -109,7 +110,9 @@ class PrefillPace:
             await self._keep(self.size)
 
     def measure(self, tokens: int, begun: float) -> None:
-        """Measure a run that was queued; it began at that time on the worker's clock, or after the run before it."""
+        """Measure a queued run. It began at `begun` on the worker's clock, or when the previous run ended, if that was
+        later.
+        """
         if not self.settled:
             task = asyncio.ensure_future(self._time(tokens, begun))
             self._measuring.add(task)

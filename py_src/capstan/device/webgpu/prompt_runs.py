@@ -174,7 +174,7 @@ class PromptRuns:
             self.snapshots.live = self.mask_bound
 
     def _rest_at(self, length: int) -> None:
-        """Note that the model ran on these positions."""
+        """Note that the model ran on the first `length` positions."""
         self.length = length
         self.cursor = 0
         self.buffers.set_length(length)
@@ -231,7 +231,7 @@ class PromptRuns:
         self.require_open()
 
     async def run(self, binding: int, valid: int, tokens: int = 1) -> None:
-        """Have onnxruntime-web run that many tokens; afterwards there are `valid` positions."""
+        """Have onnxruntime-web run `tokens` tokens; afterwards there are `valid` positions."""
         await self.waited(self.engine.run(binding, valid, tokens, self.buffers.base))
 
     async def waited(self, run: Awaitable[T]) -> T:
@@ -248,7 +248,7 @@ class PromptRuns:
         self.held = valid
 
     def before_steps(self, end: int) -> None:
-        """Prepare for decode steps, up to that many positions."""
+        """Prepare for decode steps, up to `end` positions."""
         if self.closed:
             self.require_open()
         if self.snapshots is not None:
@@ -278,7 +278,7 @@ class PromptRuns:
             raise ClosedError("the model of this generator was closed; load it again")
 
     async def release(self) -> None:
-        """Free the tapes and the binding; nothing is under way."""
+        """Free the tapes and the binding. Called while no work is under way."""
         if self.scored is not None:
             await self.scored.release()
         self.engine.unbind(self.binding)

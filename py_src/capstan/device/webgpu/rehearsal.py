@@ -52,7 +52,7 @@ class Rehearsal:
 
     @property
     def room(self) -> int:
-        """Steps up to the caches' end."""
+        """The number of steps until the caches are full."""
         return self.buffers.end - self.length
 
     def require_timestamps(self) -> None:

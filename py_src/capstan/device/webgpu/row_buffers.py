@@ -61,7 +61,7 @@ class RowBuffers:
     @classmethod
     async def allocate(cls, one: SequenceBuffers, rows: int, owner: str, given: Loan | None = None) -> RowBuffers:
         """Allocate all but the `given` buffers, for rows of the capacity of `one`, which runs their prompts. Raises
-        OutOfMemoryError; then nothing stays allocated.
+        OutOfMemoryError; in that case nothing stays allocated.
         """
         device, about, capacity, chunk = one.device, one.about, one.capacity, one.chunk
         held = dict(given.spans) if given is not None else {}
@@ -112,14 +112,14 @@ class RowBuffers:
         return handle
 
     def bound(self) -> dict[str, tuple[int, int, int]]:
-        """Handle, offset and bytes of all rows of each tensor that a tape's kernels bind, by its name: multiples of 4
-        bytes."""
+        """For each tensor that a tape's kernels bind, by name: the handle, offset and bytes of all its rows. Offsets
+        and sizes are multiples of 4."""
         tables = [name for name in self.spans if name.startswith("window ")]
         spans = {name: self.spans[name] for name in (*self.carried, *tables, "logits", "input ids", "state")}
         return {name: (span.buffer.handle, span.offset, -(-span.length // 4) * 4) for name, span in spans.items()}
 
     def part(self, name: str, row: int) -> DeviceSpan:
-        """The same for one row."""
+        """The span of one row of a tensor."""
         size = self.spans[name].length // self.rows
         return self.spans[name].sub(row * size, size)
 
@@ -129,12 +129,12 @@ class RowBuffers:
 
     @property
     def crosses(self) -> list[str]:
-        """The encoder's outputs."""
+        """The names of the encoder's outputs."""
         return [*cross_sizes(self.about)]
 
     @property
     def carried(self) -> list[str]:
-        """The names of what a copy of a row copies, besides its logits and its id."""
+        """The names of the tensors that are copied with a row, besides its logits and its id."""
         return [*self.caches, *self.crosses]
 
     def hear(self, row: int, heard: Mapping[str, BoundSpan]) -> None:
@@ -156,7 +156,7 @@ class RowBuffers:
             one.sliding.rebase(self.windows[row].base)
 
     def take(self, row: int, other: RowBuffers) -> None:
-        """Copy the row of the same number from other rows."""
+        """Copy row number `row` of `other` to the row of the same number here."""
         names = [*self.carried, "logits", "input ids"]
         self.device.copy_tensors([(other.part(name, row), self.part(name, row)) for name in names])
         self.rebase(row, other.windows[row].base if other.windows else 0)
@@ -192,14 +192,16 @@ class RowBuffers:
         self.device.copy_cpu_to_device(self.part("input ids", row), array("q", [token]))
 
     def set_length(self, row: int, length: int) -> None:
-        """Set a row's state: `length` valid positions, picks from `cursor` of the ring on, not done."""
+        """Set a row's state: `length` valid positions, the next pick at `cursor` in the ring, not done."""
         words = array("I", [length, self.cursor, *([0] * (STATE_WORDS - 2))])
         words[UNCOUNTED] = self.uncounted[row]
         words[BASE] = self.windows[row].base if self.windows else 0
         self.device.copy_cpu_to_device(self.part("state", row), words)
 
     def set_uncounted(self, row: int, count: int) -> None:
-        """Set the tokens that count for `min_length` in addition to the row's length, from its next `set_length` on."""
+        """Set the number of tokens that count for `min_length` in addition to the row's length. The next `set_length`
+        of the row applies it.
+        """
         self.uncounted[row] = count
 
     def require_open(self) -> None:

@@ -16,7 +16,7 @@ __all__ = ["RowLogits"]
 
 @dataclass(frozen=True)
 class RowLogits:
-    """[vocab] in the model's own element type."""
+    """The logits of one row: [vocab] in the model's own element type."""
 
     device: DeviceInterface
     span: DeviceSpan
@@ -26,7 +26,7 @@ class RowLogits:
     owner: str
 
     async def read(self) -> memoryview[float]:
-        """float32 [vocab]."""
+        """Read the logits as float32 [vocab]."""
         found = array("f", bytes(4 * self.vocab))
         if self.dtype == "float32":
             await self.device.copy_device_to_cpu(self.span, out=found)
@@ -37,7 +37,7 @@ class RowLogits:
         return memoryview(found)
 
     def write(self, values: memoryview[float]) -> None:
-        """Replace all of them: float32 [vocab]."""
+        """Replace all logits: float32 [vocab]."""
         if self.dtype == "float32":
             self.device.copy_cpu_to_device(self.span, values)
         else:
@@ -46,7 +46,7 @@ class RowLogits:
                 self.device.cast(floats.span(), "float32", self.span, self.dtype)
 
     def edit(self, edits: Mapping[int, float]) -> None:
-        """Replace some, by token; values beyond the type's range become infinite."""
+        """Replace some logits, by token; values beyond the type's range become infinite."""
         kind, size = ("f", 4) if self.dtype == "float32" else ("e", 2)
         with self.device.batch():
             for place, value in edits.items():
@@ -57,5 +57,5 @@ class RowLogits:
                 self.device.copy_cpu_to_device(self.span.sub(size * place, size), data)
 
     def _floats(self) -> DeviceBuffer:
-        """Memory for them as float32."""
+        """Memory for the logits as float32."""
         return self.device.allocate(4 * self.vocab, label="logits float32", category="io", owner=self.owner)

@@ -56,8 +56,8 @@ class RowSource:
     leaving: set[asyncio.Future[None]] = field(default_factory=set)
 
     async def take(self, rows: int, capacity: int, borrowed: Borrowed | None = None) -> JointRows | None:
-        """Rows of that capacity in one step: released rows, else new ones over the borrowed buffers; None, a step down,
-        if that is impossible. If it returns None, it has released the buffers, but not the scratch.
+        """Rows of that capacity, which one step advances: released rows, or else new ones over the borrowed buffers. If
+        that is impossible, it returns None, which is a step down, and has released the buffers, but not the scratch.
         """
         given = borrowed is not None and (borrowed.rows is not None or any(borrowed.sequences))
         for i, free in enumerate(self.free):
@@ -102,7 +102,7 @@ class RowSource:
                 borrowed.sequences[0].end()
 
     async def _over(self, one: WebGpuDecoder, rows: int, given: Loan | None) -> JointRows | None:
-        """Rows over a decoder for their prompts; the decoder is closed if rows are impossible."""
+        """Make rows whose prompts `one` runs; `one` is closed if rows are impossible."""
         async with AsyncExitStack() as undo:
             undo.push_async_callback(one.close)
             try:
@@ -128,25 +128,25 @@ class RowSource:
         return "prompts" in self.passes and not self.loaded.about.cross
 
     def _reason(self, error: CapstanError) -> str:
-        """The reason for no tape; for a lost device the error is raised again."""
+        """The reason why there is no tape; for a lost device the error is raised again."""
         if not self.loaded.engine.healthy():
             raise error
         return str(error)
 
     async def drafts(self, one: WebGpuDecoder, positions: int) -> RowTape[DraftBuffers] | str:
-        """A tape of a decoder's steps over that many positions, or the reason for none."""
+        """A tape of a decoder's steps over `positions` positions, or the reason why there is none."""
         return await self._tried(one, partial(draft_kind, self.loaded.engine, one.runs, positions), self._recorded)
 
     async def beams(self, one: WebGpuDecoder, rows: RowBuffers) -> RowTape[BeamBuffers] | str:
-        """A tape of steps of rows that read each other's caches by a table, or the reason for none."""
+        """A tape of steps of rows that read each other's caches by a table, or the reason why there is none."""
         if rows.windows:
             return "caches over a window slide, and the table of beams gives places in whole caches"
         return await self._tried(one, partial(beam_kind, self.loaded.engine, one.runs, rows), self._recorded)
 
     async def packs(self, one: WebGpuDecoder, rows: RowBuffers) -> RowTape[PackBuffers] | str | None:
-        """A tape of runs of tokens of any rows, or the reason for none. As with PrefillTapes, a stored tape is
-        restored; otherwise it is recorded when prompts of that number of rows come for the second time (None before).
-        It is not recorded over given scratch, which may be too small.
+        """A tape of runs of tokens of any rows, or the reason why there is none. As with PrefillTapes, a stored tape is
+        restored; otherwise one is recorded when prompts of this number of rows come for the second time; the first time
+        the result is None. No tape is recorded over given scratch, which may be too small.
         """
         what = rows.rows, rows.capacity
         again = what in self.prompted and one.scratch.given is None
@@ -166,7 +166,7 @@ class RowSource:
         kind: Callable[[], Awaitable[TapeKind[B]]],
         missing: Callable[[WebGpuDecoder, TapeKind[B]], Awaitable[T]],
     ) -> RowTape[B] | T | str:
-        """`_tape` of a kind of step, or the reason for none."""
+        """`_tape` of a kind of step, or the reason why there is none."""
         try:
             self._require_taped(one)
             return await self._tape(one, await kind(), missing)
@@ -190,7 +190,7 @@ class RowSource:
         return tape
 
     async def _restored(self, one: WebGpuDecoder, kind: TapeKind[B]) -> RowTape[B] | None:
-        """A stored tape, restored."""
+        """Restore a stored tape; None if there is none."""
         loaded = self.loaded
         found = await loaded.stored.restore(kind.name, self.steps.key(one.capacity), one.buffers, kind.bound)
         if found is None:
@@ -254,4 +254,4 @@ class RowSource:
 
 
 async def unrecorded(one: WebGpuDecoder, kind: TapeKind[Any]) -> None:
-    """Records nothing in place of a tape that is not stored."""
+    """Does nothing: a tape that is not stored is not recorded either."""

@@ -28,7 +28,7 @@ def sequences_of(rows: WebGpuRows) -> Sequence[WebGpuDecoder]:
 async def give_scratch(rows: WebGpuRows, loan: Loan | None) -> None:
     """Have the tapes use the borrowed buffers, largest first, or allocate their own scratch; submitted work keeps its
     buffers. A cancelled wait continues until the tapes are bound, since buffers must not be released earlier. Raises
-    OutOfMemoryError; then the tapes keep their scratch.
+    OutOfMemoryError; in that case the tapes keep their scratch.
     """
     await to_its_end(asyncio.ensure_future(_give_scratch(rows, loan)))
 

@@ -68,7 +68,7 @@ class ScoredRuns:
 
     @property
     def report(self) -> str:
-        """For RowDecoder.tape_passes."""
+        """The report for RowDecoder.tape_passes."""
         if self.why:
             return f"a run for each token: {self.why}"
         how = "onnxruntime-web runs them" if self.tapes is None else self.tapes.report
@@ -94,13 +94,13 @@ class ScoredRuns:
         self.buffers.device.copy_cpu_to_device(self.slots.span(0, SLOT * len(tokens)), slots)
 
     async def run(self, length: int, valid: int) -> None:
-        """Run `count` tokens, whose inputs are written; afterwards `valid` positions are valid."""
+        """Run `length` tokens, whose inputs are already written; afterwards `valid` positions are valid."""
         if self.tapes is None or not self.tapes.play(length, valid):
             await self.engine.run(self.binding, valid, length, self.buffers.base)
 
     def keep(self, run: Run, done: int, first: int) -> None:
-        """Score tokens by the logits of a run from position `done` on; `first` is the first requested position. Scoring
-        overwrites the token in its slot.
+        """Score tokens by the logits that a run gave for position `done` and later ones; `first` is the first requested
+        position. Scoring overwrites the token in its slot.
         """
         skipped, about, logits = done - run.start, self.about, self.buffers.logits
         rows, slots = run.length - skipped, self.slots.handle

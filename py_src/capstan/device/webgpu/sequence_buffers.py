@@ -104,7 +104,7 @@ class SequenceBuffers:
         return buffers
 
     def scored(self, logits: DeviceBuffer) -> SequenceBuffers:
-        """The same buffers for runs that write the logits of all positions to `logits`; not to be destroyed."""
+        """The same buffers for runs that write the logits of all positions to `logits`; do not destroy the result."""
         return replace(self, spans={**self.spans, "logits": logits.span()}, every=True)
 
     @property
@@ -294,7 +294,7 @@ class SequenceBuffers:
             each.rotate(self, long)
 
     def cut(self, old: int, new: int) -> None:
-        """Change growing caches from `old` positions to the first `new`."""
+        """Cut growing caches of `old` positions to their first `new` positions."""
         if new:
             # A head's rows move over the old place of the next head's rows, so they go through the other buffer.
             moved = []
@@ -305,7 +305,7 @@ class SequenceBuffers:
             self.settle(new)
 
     def _cache_bytes(self, pair: CachePair, length: int) -> int:
-        """Bytes of a cache with `length` positions, all heads."""
+        """Bytes of a cache with `length` positions, over all heads."""
         return byte_count(self.about.cache_dtype, pair.dims(1, length))
 
     @property
@@ -314,7 +314,7 @@ class SequenceBuffers:
         return [self.spans[state.past] for state in self.about.states]
 
     def clear_states(self) -> None:
-        """The states before the first token."""
+        """Reset the states to their values before the first token."""
         with self.device.batch():
             for span in self.states:
                 self.device.zero(span)
@@ -331,7 +331,7 @@ class SequenceBuffers:
             self.device.copy_tensors(list(zip(self._snapshot(slot), self.states, strict=True)))
 
     def _snapshot(self, slot: int) -> list[DeviceSpan]:
-        """The spans of a snapshot, as long as the states."""
+        """The spans of a snapshot; each is as long as its state."""
         whole = self.spans["snapshots"]
         offset, parts = slot * whole.length // SNAPSHOTS, []
         for span in self.states:
@@ -340,7 +340,9 @@ class SequenceBuffers:
         return parts
 
     def written(self, *others: str) -> list[int]:
-        """Buffers that runs over the 'input' bind and that change between replays, and the named ones."""
+        """Buffers that runs over the 'input' bind and that change between replays, and the buffers named in
+        `others`.
+        """
         names = [
             tensor.item
             for run in (Run(which, 1) for which in ("input", *others))

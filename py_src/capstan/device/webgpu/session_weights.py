@@ -38,14 +38,14 @@ class SessionWeights:
         return replace(self, leases=[held.again() for held in self.leases])
 
     def release(self) -> None:
-        """Free the buffers without another holder; releasing twice is harmless."""
+        """Free the buffers that have no other user; releasing twice is harmless."""
         for held in self.leases:
             held.release()
 
 
 async def load_weights(engine: GpuBuffers, model: bytes, external: ExternalData) -> SessionWeights:
-    """Turn the external initializers of a model into inputs, and load those that are not on the device yet. The others
-    are read into the graph. Nothing stays allocated on failure."""
+    """Turn the external initializers of a model into inputs, and load those that are not on the device yet.
+    Initializers that cannot be inputs are read into the graph. Nothing stays allocated on failure."""
     facts = Rewriting()
     with graph.contradictions(external.folder), graph.changing(graph.parse(model)) as parsed:
         parsed = rewritten(parsed, "session", facts)
@@ -90,7 +90,7 @@ def no_progress(done: int, total: int) -> None:
 
 
 def warn_kept(folder: str, kept: Sequence[tuple[str, str]]) -> None:
-    """Count the weights, as (name, why), that are not shared."""
+    """Warn of the weights that are not shared, as a step down; `kept` has (name, reason) for each."""
     for reason in dict.fromkeys(why for _, why in kept):
         names = [name for name, why in kept if why == reason]
         shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")

@@ -35,7 +35,7 @@ def row_bytes(about: GraphDescription, head_size: int) -> int:
 
 @dataclass
 class SlidingWindow:
-    """The sliding caches of one sequence, of which `base` is the first position that they hold."""
+    """The sliding caches of one sequence; `base` is the first position that they hold."""
 
     device: DeviceInterface
     about: GraphDescription
@@ -62,8 +62,8 @@ class SlidingWindow:
 
     def make_room(self, length: int, count: int) -> None:
         """Make room for `count` positions after the first `length`. A few of the `length` positions may not exist in
-        the end; for that case half of the slack stays before the window. A run after 0 positions begins again. Raises
-        ValueError if the window before `length` is gone: continue after a length that `holds`.
+        the end; for that case half of the slack stays before the window. A run after 0 positions begins the sequence
+        again. Raises ValueError if the window before `length` is gone: continue after a length that `holds`.
         """
         if length == 0:
             self.rebase(0)
@@ -91,7 +91,9 @@ class SlidingWindow:
         return max(least, most // 2) if self.slides else 0
 
     def rebase(self, base: int) -> None:
-        """Count positions from `base` on: in the sampler's state, for onnxruntime-web, and in the rotary tables."""
+        """Make `base` the first position of the caches: in the sampler's state, for onnxruntime-web, and in the rotary
+        tables.
+        """
         if base == self.base:
             return
         self.base = base
@@ -107,7 +109,7 @@ class SlidingWindow:
             self.device.copy_cpu_to_device(self.span("window base").sub(0, 4), words)
 
     def fill_tables(self) -> None:
-        """Write the rows of the rotary tables from the base on."""
+        """Write the rows of the rotary tables, beginning with the base."""
         for table, rows in zip(self.sliding.tables, self.tables, strict=True):
             row = byte_count(table.dtype, (table.width,))
             part = memoryview(rows)[self.base * row : (self.base + self.room) * row]
@@ -129,8 +131,8 @@ class SlidingWindow:
 
 
 def reached(sliding: SlidingWindow | None, length: int) -> int:
-    """The last position, at most `length`, after which a sequence can continue: 0, a step down, if its sliding caches
-    no longer hold the window before that.
+    """The last position, at most `length`, after which a sequence can continue: it is 0, which is a step down, if the
+    sliding caches no longer hold the window before `length`.
     """
     if sliding is None or length == 0 or sliding.holds(length):
         return length

@@ -55,7 +55,7 @@ class StepSource:
         return session, await self._bound(session, buffers, "input", 1)
 
     async def _bound(self, session: int, buffers: SequenceBuffers, which: str, length: int) -> int:
-        """A binding of a session that is released on failure."""
+        """Bind a session; on failure the session is released."""
         async with AsyncExitStack() as undo:
             undo.push_async_callback(self._engine.release_session, session)
             feeds, fetches = self._tensors(buffers, which, length)
@@ -267,7 +267,7 @@ class StepSource:
             self._engine.unbind(binding)
 
     def bind_prefill(self, buffers: SequenceBuffers, which: str, length: int, session: int = 0) -> int:
-        """A binding of the prefill session, or of another one with its inputs."""
+        """Bind the prefill session, or another `session` that has the same inputs."""
         tensors = self._tensors(buffers, which, length, "prefill")
         return self._engine.bind(session or self._loaded.sessions["prefill"], *tensors, self._loaded.graphs.lengths)
 

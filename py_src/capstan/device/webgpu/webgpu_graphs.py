@@ -118,9 +118,9 @@ async def rewrite(
 ) -> Graphs:
     """Rewrite model.onnx, as a model builder wrote it, into the graphs of its WebGPU sessions.
 
-    `storage_buffers` is the most storage buffers that a kernel may bind on the GPU adapter; `rank` is that of the LoRA
-    adapters, None without them; `largest` is the most bytes of a weight that the adapter binds, 0 for no limit. Raises
-    ModelFileError, UncomputedError, UnsupportedModelError.
+    `storage_buffers` is the most storage buffers that a kernel may bind on the GPU adapter; `rank` is the rank of the
+    LoRA adapters, None without adapters; `largest` is the most bytes of a weight that the adapter binds, 0 for no
+    limit. Raises ModelFileError, UncomputedError, UnsupportedModelError.
     """
     packed = storage_buffers >= PACKED_ATTENTION
     room = capacity_for(config.room, config.context_length)
@@ -191,7 +191,7 @@ async def model_graphs(
     largest: int = 0,
     ready: ReadyGraphs | None = None,
 ) -> Graphs:
-    """The graphs of a model folder, for LoRA adapters of that rank or for none.
+    """The graphs of a model folder, for LoRA adapters of `rank`, or without adapters.
 
     `ready` graphs are taken if they fit this adapter. Otherwise graphs are read from the notes if model.onnx, the
     configuration, Capstan and the adapter's limits are unchanged, and rewritten if not. With `notes`, new graphs are
@@ -230,7 +230,9 @@ async def model_graphs(
 
 
 def warn_split(split: Sequence[graph.SplitWeight], caches: Sequence[graph.SplitCache], largest: int) -> None:
-    """Count weights and caches in parts as a step down; a load refuses those that stay whole."""
+    """Warn of weights and caches that are read in parts, as a step down; a load refuses those that cannot be in
+    parts.
+    """
     for what, found in (("weights", split), ("caches", caches)):
         parted = [each for each in found if each.parts]
         if parted:

@@ -217,7 +217,7 @@ class WebGpuModel:
         return all(one in self._decoders for one in sequences_of(decoder))
 
     async def draft_tape(self, one: WebGpuDecoder, positions: int) -> RowTape[DraftBuffers] | str:
-        """A tape of a decoder's steps over that many positions, or the reason for none."""
+        """A tape of a decoder's steps over `positions` positions, or the reason why there is none."""
         if "rows" not in self._passes:
             return "the pass 'rows', which makes steps over several positions, is off on this adapter"
         return await self._rows.drafts(one, positions)
@@ -359,7 +359,7 @@ class WebGpuModel:
         return found
 
     def _joint(self, rows: int, capacity: int) -> bool:
-        """Whether one step advances that number of rows."""
+        """Whether one step advances `rows` rows."""
         loaded = self._loaded
         able = self._capture == "tape" and loaded.in_place and not loaded.about.alone
         possible = able and capacity not in self._untaped

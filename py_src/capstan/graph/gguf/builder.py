@@ -37,8 +37,8 @@ MICROSOFT = "com.microsoft"
 
 
 def write_graph(file: GgufFile, decoder: DecoderConfig, element: str, small: Mapping[str, bytes]) -> ModelProto:
-    """The graph over activations of `element`, float16 or float32, whose weights are in the decoder's file beside it,
-    or in all shards if that is one.
+    """The graph of a file, with activations of `element`: 'float16' or 'float32'. Its weights are in the decoder's file
+    beside it, or in all shards if that file is a shard.
 
     `small` has the bytes of the file's SMALL_TENSORS (rotary.py). Raises UnsupportedModelError for tensors and metadata
     that the graph would ignore, ConfigError for wrong metadata, ModelFileError for tensors that contradict them.
@@ -118,7 +118,7 @@ class Builder:
             )
 
     def declare(self) -> None:
-        """The inputs and outputs of the graph."""
+        """Declare the inputs and outputs of the graph."""
         batch: tuple[str | int, ...] = ("batch_size", "sequence_length")
         cached = [layer for layer in range(self.layers) if self.attentive[layer] and self.source(layer) == layer]
         self.graph.input.append(value_info("input_ids", TensorProto.INT64, batch))
@@ -212,7 +212,7 @@ class Builder:
         return self.t.biased(f"{front}.o_proj", made, f"blk.{layer}.attn_output.bias", self.hidden)
 
     def own_heads(self, layer: int, x: str) -> tuple[list[str], str]:
-        """q, k and v, or all three one after another, and the values of the gates of q's heads."""
+        """q, k and v (or one tensor with all three, one after another), and the values of the gates of q's heads."""
         node, sizes, gated = f"/model/layers.{layer}/attn", self.sizes[layer], self.family.gated
         keys = sizes.kv_heads * sizes.head
         widths = {"q": self.heads * sizes.head * (1 + gated), "k": keys, "v": keys}
@@ -241,7 +241,7 @@ class Builder:
         return taken, gate
 
     def shared_heads(self, layer: int, x: str) -> tuple[list[str], str]:
-        """q, and keys and values without positions: the caches already have those of this run."""
+        """q, and keys and values without positions: the caches already have the keys and values of this run."""
         width = self.heads * self.sizes[layer].head
         rows = [self.rows(f"blk.{layer}.attn_q.weight", "q", layer, width, self.hidden)]
         made = self.t.product(f"model.layers.{layer}.attn.q_proj.MatMul", x, rows)
@@ -336,7 +336,7 @@ class Builder:
         return self.norm(name, x, tensor) if self.family.sandwich else x
 
     def skip_norm(self, name: str, skip: str, x: str, tensor: str, last: bool = False) -> tuple[str, str]:
-        """The norm of the sum, and the sum."""
+        """The norm of `skip` + `x`, and this sum."""
         weight, front = self.norm_weight(name, tensor), node_name(f"model.{name}")
         summed = [] if last else ["", "", f"{front}/output_3"]
         made = self.t.node(

@@ -1,9 +1,9 @@
 """Writes mixtures of experts into a GGUF file's graph, as QMoE nodes that use the integers of the file.
 
 QMoE multiplies by `d * (Q - zero)` in 4 or 8 bits; all its weights have the same bits and the same number of elements
-for a scale. So all tensors of a layer are held like the one that needs most: Q4_0 beside Q8_0 in 8 bits, any type
-beside Q6_K with its scales twice. Types with minima or without blocks raise an error. Rows of gate and up alternate in
-its first weight.
+for a scale. So all tensors of a layer are held like the tensor that needs most bits and scales: Q4_0 beside Q8_0 in 8
+bits, any type beside Q6_K with its scales twice. Types with minima or without blocks raise an error. Rows of gate and
+up alternate in its first weight.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class LayerInputs:
         self.size = self.file.integer(self.file.key("embedding_length_per_layer_input"), least=0)
 
     def write(self, x: str) -> None:
-        """The nodes before the layers, given the input of the first one."""
+        """Write the nodes before the layers; `x` is the input of the first layer."""
         t, width, front = self.t, self.layers * self.size, "/model/per_layer_inputs"
         table = t.tensor("per_layer_token_embd.weight", self.vocabulary, width)
         found = t.lookup("model.embed_tokens_per_layer", table, "input_ids", quantized=True)
@@ -50,7 +50,7 @@ class LayerInputs:
         self.made = t.node("Mul", f"{front}/Mul", [both, t.number(sqrt(0.5))])
 
     def add(self, layer: int, x: str) -> str:
-        """The nodes after a layer's MLP; their result is added to `x`, the layer's output so far."""
+        """Write the nodes after a layer's MLP, which add their result to `x`, the layer's output so far."""
         t, tensors = self.t, f"blk.{layer}"
         front, node = f"model.layers.{layer}", f"/model/layers.{layer}/per_layer_input"
         gate_rows = [Rows(t.tensor(f"{tensors}.inp_gate.weight", self.size, self.hidden))]

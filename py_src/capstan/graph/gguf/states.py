@@ -176,7 +176,7 @@ class DeltaNets:
 
 
 def convolved(t: TensorWriter, node: str, layer: int, x: str, weight: str, activation: str) -> str:
-    """A convolution of each channel of [batch, channels, positions], which follow the positions in the state."""
+    """A convolution of each channel of x [batch, channels, positions]; the positions of x follow those in the state."""
     return t.node(
         "CausalConvWithState",
         f"{node}/CausalConvWithState",

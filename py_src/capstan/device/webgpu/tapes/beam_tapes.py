@@ -20,7 +20,7 @@ __all__ = ["BeamBuffers", "beam_kind"]
 
 @dataclass
 class BeamBuffers:
-    """The buffers of a beam search besides the rows'."""
+    """The buffers that a beam search needs in addition to those of its rows."""
 
     table: DeviceBuffer
     """u32 [rows, capacity]: the row whose caches hold a position of a row."""
@@ -29,7 +29,7 @@ class BeamBuffers:
 
     @classmethod
     async def allocate(cls, rows: RowBuffers) -> BeamBuffers:
-        """Raises OutOfMemoryError; then nothing stays allocated."""
+        """Allocate the buffers. Raises OutOfMemoryError; in that case nothing stays allocated."""
         requests = [
             BufferRequest("beam table", 4 * rows.rows * rows.capacity, "kernels"),
             BufferRequest("beam scores", 4 * rows.rows, "kernels"),
@@ -37,7 +37,7 @@ class BeamBuffers:
         return cls(*await rows.device.allocate_all(requests, rows.owner))
 
     def bound(self, rows: RowBuffers) -> dict[str, Span]:
-        """As RowBuffers.bound, with the table."""
+        """`RowBuffers.bound`, and the table."""
         return {**rows.bound(), "table": (self.table.handle, 0, 4 * rows.rows * rows.capacity)}
 
     def close(self) -> None:
@@ -57,14 +57,16 @@ async def beam_kind(engine: GpuEngine, one: OneRow, rows: RowBuffers) -> TapeKin
 
 @dataclass(frozen=True)
 class Exchange:
-    """For the check of such a step: rows that hold each other's first positions, listed in a table."""
+    """Used to check a step of beams: rows hold each other's first positions, and a table lists which row holds
+    which.
+    """
 
     rows: RowBuffers
     table: DeviceBuffer
 
     def part(self, length: int, kept: Sequence[DeviceBuffer]) -> None:
-        """Move the first `length` positions of each row into the caches of the row before it, those of the first row
-        into the last row's; `kept` has space for one row's caches.
+        """Move the first `length` positions of each row into the caches of the row before it, and those of the first
+        row into the caches of the last row; `kept` has space for one row's caches.
         """
         rows = self.rows
         first = self._over(kept)

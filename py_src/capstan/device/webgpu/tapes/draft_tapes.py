@@ -29,7 +29,7 @@ class DraftBuffers:
 
     @classmethod
     async def allocate(cls, buffers: SequenceBuffers, positions: int) -> DraftBuffers:
-        """Raises OutOfMemoryError; then nothing stays allocated."""
+        """Allocate the buffers. Raises OutOfMemoryError; in that case nothing stays allocated."""
         row = byte_count(buffers.about.logits_dtype, (buffers.about.vocab_size,))
         requests = [
             BufferRequest("draft ids", 8 * positions, "io"),

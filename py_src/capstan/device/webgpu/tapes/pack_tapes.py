@@ -37,7 +37,7 @@ class Placed(NamedTuple):
 
 
 def placed(rows: RowBuffers, row: int, ids: Sequence[int], past: int) -> list[Placed]:
-    """Ids of a row after `past` positions; the row has room for them."""
+    """The places of `ids` in a row after `past` positions; the row must have room for them."""
     window = rows.window(row)
     base = window.base if window is not None else 0
     return [Placed(token, row, length, base) for length, token in enumerate(ids, past + 1)]
@@ -117,7 +117,7 @@ class Probe:
 
 
 async def _check(engine: GpuEngine, one: OneRow, rows: RowBuffers, pack: PackBuffers, tape: int) -> None:
-    """Compare the caches of two rows after a run of tokens of both with those after steps of one. Raises
+    """Compare the caches of two rows: once after a run of tokens of both, once after steps of one sequence. Raises
     TapeCheckError. The contents of the rows are restored."""
     buffers, device, vocab = one.buffers, rows.device, rows.about.vocab_size
     longest = buffers.capacity - pack.tokens
@@ -181,7 +181,7 @@ def _caches(rows: RowBuffers, row: int) -> list[DeviceSpan]:
 
 
 def _own(rows: RowBuffers, one: SequenceBuffers) -> list[DeviceSpan]:
-    """The sequence's caches, cut to the length of a row's."""
+    """The sequence's caches, cut to the length of a row's caches."""
     return [one.spans[name].sub(0, rows.part(name, 0).length) for name in rows.caches]
 
 

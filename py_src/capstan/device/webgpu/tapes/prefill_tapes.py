@@ -211,7 +211,8 @@ class PrefillTapes:
             await self.scratch.add(tape, f"the tape of prompt runs of {length} positions")
 
     async def _restored(self, length: int) -> int:
-        """A stored tape, restored; 0 if there is none. Storage is read for a length's first run only."""
+        """Restore the stored tape for runs of `length`; 0 if there is none. Storage is read for the first such run only.
+        """
         what = f"{self.what} of {length} positions"
         if length in self.seen and not self.stored.in_memory(what, self.key, self.buffers):
             return 0
@@ -227,8 +228,8 @@ class PrefillTapes:
         return cut_prompt(count, chunk, [length for length, tape in self.tapes.items() if tape and length <= chunk])
 
     def play(self, length: int, valid: int) -> bool:
-        """Queue a run whose inputs are written, if there is a tape for its length, and return that. Afterwards there
-        are `valid` positions.
+        """Queue a run whose inputs are written, if there is a tape for its length; returns whether there is one.
+        Afterwards there are `valid` positions.
         """
         tape = self.tapes.get(length, 0)
         if tape:
@@ -317,11 +318,11 @@ class PrefillTapes:
             return tape, f"{len(ops)} operations became {len(placement.nodes)}, {len(replayed)} of them as recorded"
 
     def _probe(self, start: int, count: int) -> list[int]:
-        """The ids of a compared sequence, from a position on."""
+        """The `count` ids of a compared sequence that begin at position `start`."""
         return [(7 * i + 3) % self.about.vocab_size for i in range(start, start + count)]
 
     async def _fill(self, start: int, end: int, most: int) -> None:
-        """Eager runs over the positions of a compared sequence, of at most `most` each."""
+        """Run the positions of a compared sequence eagerly, in runs of at most `most`."""
         for past in range(start, end, most):
             count = min(most, end - past)
             self.buffers.make_room(past, count)

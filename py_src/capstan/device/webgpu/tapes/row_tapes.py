@@ -105,7 +105,7 @@ class TapeKind(Generic[B]):
 
 @dataclass
 class RowTape(Generic[B]):
-    """The tape of such a step with its buffers, and the captured session whose weights and constants it uses; a
+    """The tape of a TapeKind's step with its buffers, and the captured session whose weights and constants it uses; a
     restored tape has no session.
     """
 
@@ -118,7 +118,7 @@ class RowTape(Generic[B]):
     scratch: TapeScratch
 
     async def release(self) -> None:
-        """Free it once the device has done all submitted work."""
+        """Free the tape and its buffers once the device has done all submitted work."""
         self.scratch.drop(self.tape)
         await self.engine.idle()
         self.engine.close_tape(self.tape)
@@ -132,7 +132,7 @@ class RowTape(Generic[B]):
 async def widened_tape(
     engine: GpuEngine, one: OneRow, kind: TapeKind[Any], binding: int, fuse: Fuse
 ) -> tuple[int, str]:
-    """A checked tape of the step, and the reports of its passes; `binding` is of a captured session over the buffers of
+    """Make a checked tape of the step; returns it and a report. `binding` binds a captured session to the buffers of
     `one`, whose caches are overwritten. Raises TapeError if no tape is possible, and OutOfMemoryError.
     """
     buffers = one.buffers
@@ -181,14 +181,14 @@ class Exchanged(Protocol):
         """
 
     def join(self, row: int, length: int, copies: Sequence[DeviceBuffer]) -> None:
-        """Give copies of a row's caches its own first positions again."""
+        """Put a row's own first positions back into copies of its caches."""
 
 
 async def check_rows(
     engine: GpuEngine, one: OneRow, rows: RowBuffers, tape: int, exchanged: Exchanged | None = None
 ) -> None:
     """Compare a step of rows of different lengths with steps of one row: the logits of each row, and the caches of the
-    last. Raises TapeCheckError.
+    last row. Raises TapeCheckError.
     """
     about, device = rows.about, rows.device
     longest = min(LONG[device.about().software], rows.capacity - 2)
@@ -235,8 +235,8 @@ async def check_rows(
 async def require_steps_of_one(
     engine: GpuEngine, message: str, one: SequenceBuffers, logits: tuple[int, int, int], copies: Sequence[DeviceBuffer]
 ) -> None:
-    """Compare a widened step with steps of one sequence: its logits with the expected ones (both as handles, of
-    `bytes`), and copies of caches with those of the sequence, or the sequence's with the copies. Raises TapeCheckError.
+    """Compare a widened step with steps of one sequence: `logits` has the handles of its logits and of the expected
+    ones, and their bytes; `copies` are copies of caches, which must equal the caches of `one`. Raises TapeCheckError.
     """
     about = one.about
     compared = [Compared("logits", *logits, about.logits_dtype)]

@@ -64,7 +64,7 @@ class SessionTapeMaker:
         self.weights = weights
 
     async def make(self) -> WebGpuTape:
-        """The tape; the outputs then hold the results for the inputs that are bound. Raises TapeError."""
+        """Make the tape. Afterwards the outputs hold the results for the bound inputs. Raises TapeError."""
         engine = self.engine
         handle = engine.session_handle(self.captured, self.owner)
         feeds = [*map(bound, self.feeds), *self.weights.tensors]
@@ -103,8 +103,9 @@ class SessionTapeMaker:
         return await make_tape(self.engine, recording, played, sorted(written), check=check)
 
     async def _check(self, recording: Recording, tape: int, poisoned: Sequence[int]) -> None:
-        """Compare on the present inputs, and on the same inputs with their elements rotated by one: values that the
-        host read from them would be frozen in the tape. Every output is filled with NaN (0xFF) before each run.
+        """Compare a tape with eager runs on the present inputs, and on the same inputs with their elements rotated by
+        one: that finds values that the host read from the inputs, since the tape keeps them. Every output is filled
+        with NaN (0xFF) before each run.
         """
         kept = [await self._read(feed) for feed in self.feeds]
         try:
@@ -156,7 +157,7 @@ def require_no_readback(recording: Recording, ops: Sequence[Command]) -> None:
 
 
 def difference(dtype: str, wanted: bytes, got: bytes) -> str | None:
-    """Why two tensors differ; None if they are equal, floats within SAME_KERNELS."""
+    """The reason why two tensors differ; None if they are equal, or, for floats, within SAME_KERNELS."""
     if wanted == got:
         return None
     if dtype not in ("float32", "float16"):

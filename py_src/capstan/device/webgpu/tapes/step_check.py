@@ -1,5 +1,5 @@
-"""Checks whether a tape computes the recorded step. Each operation is compared with the truth, and the whole step with
-an eager step.
+"""Checks whether a tape computes the recorded step. Each operation is compared with the truth (tape/witness.py), and
+the whole step with an eager step.
 """
 
 from __future__ import annotations
@@ -71,8 +71,9 @@ class Fused:
 
 
 def made_in_int8(nodes: Sequence[Node], homes: Collection[int]) -> set[int]:
-    """The nodes, by index, whose recorded kernels round their inputs to int8, and the readers of their results without
-    a recorded buffer. No recorded kernel writes such a result, so the unrounded truth takes its place in comparisons.
+    """The nodes, by index, whose recorded kernels round their inputs to int8, and the nodes that read those of their
+    results that have no recorded buffer. No recorded kernel writes such a result, so the unrounded truth takes its
+    place in comparisons.
     """
     found: set[int] = set()
     values: set[int] = set()

@@ -50,7 +50,7 @@ length.
 
 @dataclass
 class StepRecorder:
-    """Turns a DecodeStep with a captured session that never ran into the step to use."""
+    """Takes a DecodeStep whose captured session has never run, and makes the step to use from it."""
 
     step: DecodeStep
     buffers: SequenceBuffers
@@ -132,7 +132,9 @@ class StepRecorder:
         return tape, verdict
 
     async def _as_known(self, recording: Recording, ops: Sequence[Command], known: Verdict) -> int:
-        """The tape by the verdict of an earlier load; TapeError if it cannot be made here."""
+        """Make the tape in the form that an earlier load's verdict gives. Raises TapeError if it cannot be made
+        here.
+        """
         report: dict[str, str] = {}
         lean = without_clears(ops)[0] if known.form != "plain" and "clears" in self.passes else tuple(ops)
         if known.form == "fused":
@@ -247,8 +249,8 @@ class StepRecorder:
     async def _with_tables(
         self, recording: Recording, ops: Sequence[Command], replayed: Collection[int], report: dict[str, str]
     ) -> tuple[list[Any], Sequence[bytes]]:
-        """The played step, and tables for its indirect dispatches if these are requested and possible. Notes in
-        `report` what happens to the indirect ones among `replayed`.
+        """The played step, and tables for its indirect dispatches if these are requested and possible. `report` gets a
+        note on the indirect dispatches among `replayed`.
         """
         indirect = indirect_count(ops[index] for index in replayed)
         if not indirect:

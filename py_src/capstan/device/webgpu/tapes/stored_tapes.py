@@ -44,7 +44,7 @@ async def expects_stored(notes: Notes | None, model: str) -> bool:
 class StoredTapes:
     """The stored tapes of one model. Without notes only the sequences of this loaded model share them.
 
-    `facts` is everything that they depend on besides their keys and the adapter. Tapes fit buffers of exactly a
+    `facts` is everything that the tapes depend on besides their keys and the adapter. Tapes fit buffers of exactly a
     sequence's sizes; the sizes of larger buffers, which kernels can read, are part of the facts. `spans` are the parts
     of buffers that kernels of a tape bind, by name; by default only the sampler's state. `noted` is whether a note
     lists tapes; if not, the first restored tape writes the note.
@@ -158,7 +158,7 @@ def state_of(buffers: SequenceBuffers) -> dict[str, Span]:
 
 
 def name_spans(found: dict[str, Any], spans: Mapping[str, Span]) -> None:
-    """Replace the parts of buffers that a stored tape's kernels bind by names. Raises TapeError."""
+    """In a stored tape, replace each part of a buffer that a kernel binds by the part's name. Raises TapeError."""
     names = {("span", *span): name for name, span in spans.items()}
     for kernel in found["fused"]["kernels"]:
         for binding, bound in kernel["bindings"].items():

@@ -35,7 +35,7 @@ class TapeScratch:
         """The user's buffers, each used from offset 0, largest first."""
 
     async def add(self, tape: int, what: str, rows: int = 1) -> None:
-        """Manage a new tape. One that needs more than the given scratch keeps its own."""
+        """Manage a new tape. A tape that needs more than the given scratch keeps its own scratch."""
         sizes = self._engine.tape_scratch(tape)
         self._tapes[tape] = sizes
         self._note(rows, sorted(sizes, reverse=True))
@@ -57,8 +57,8 @@ class TapeScratch:
         self._tapes.pop(tape, None)
 
     async def give(self, spans: Sequence[DeviceSpan] | None) -> None:
-        """Have all tapes use these buffers; with None each allocates its own scratch again. Raises OutOfMemoryError;
-        then all keep their scratch.
+        """Have all tapes use these buffers; with None each allocates its own scratch again. Raises OutOfMemoryError; in
+        that case all tapes keep their scratch.
         """
         async with AsyncExitStack() as undo:
             for tape in self._tapes:

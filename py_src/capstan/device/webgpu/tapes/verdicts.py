@@ -81,7 +81,7 @@ def judge(
 
 
 def rounded_to_int8(element: str) -> Bound:
-    """IN_INT8 in units of rounding."""
+    """The bound IN_INT8 in units of the element type's rounding."""
     return Bound(IN_INT8.largest / UNIT[element], IN_INT8.mean / UNIT[element], by_depth=False)
 
 
@@ -110,7 +110,8 @@ class Verdict:
 class Verdicts:
     """Verdicts of one model, by recording; kept in the browser's storage if there are `notes`.
 
-    `facts` is everything that they depend on besides the recording: the model, the adapter, the browser, the versions.
+    `facts` is everything that the verdicts depend on besides the recording: the model, the adapter, the browser, the
+    versions.
     """
 
     def __init__(self, notes: Notes | None, model: str, facts: str) -> None:
