@@ -5,7 +5,7 @@ Measurements need a generator that has a tape and has generated a token. Afterwa
 ahead, the sampler's state and the counters are restored. Other generators on the same device should rest meanwhile.
 
 Browsers round the GPU's timestamps to 0.1 ms unless they are started with --enable-webgpu-developer-features; without
-it `operations` can only separate large ones from small ones.
+this option `operations` can only distinguish large operations from small ones.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Rehearsable(Protocol):
 
 @dataclass(frozen=True)
 class OperationTime:
-    """The GPU's time for one dispatch in a separate pass, which adds some microseconds."""
+    """The GPU's time for one dispatch in a separate pass. The pass adds some microseconds."""
 
     index: int
     """The index in the tape; the sampler's dispatches follow the tape's."""
@@ -58,10 +58,10 @@ class OperationTime:
 async def gpu_step_time(generator: Generator, steps: int = 32) -> float:
     """Milliseconds of GPU time of one decode step with its pick.
 
-    Each submit has `steps` successive steps, so that the GPU never waits for the host; the time from the first one's
-    start to the last one's end is divided by their number. The result is the median of five such submits, measured
-    again while it falls, since an idle GPU takes time to raise its clock. Raises OptionError without a tape or with no
-    room for the steps, DeviceUnavailableError without timestamp queries.
+    Each submit has `steps` successive steps, so that the GPU never waits for the host; the time from the start of the
+    first step to the end of the last step is divided by their number. The result is the median of five such submits.
+    They are measured again while the result falls, since an idle GPU takes time to raise its clock. Raises OptionError
+    without a tape or with no room for the steps, DeviceUnavailableError without timestamp queries.
     """
 
     async def take(decoder: RowDecoder) -> float:
@@ -119,7 +119,7 @@ async def forced(generator: Generator, ids: Sequence[int], see: Callable[[memory
     during the call), beginning with those after the sequence's last token.
 
     This compares two ways of computing a step over the same text. Tokens that were computed ahead are discarded. Raises
-    OptionError without a tape, with no room for the tokens, or for one that the search never picks.
+    OptionError without a tape, with no room for the tokens, or for a token that the search never picks.
     """
 
     async def take(decoder: RowDecoder) -> None:

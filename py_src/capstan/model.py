@@ -40,11 +40,12 @@ class Model:
 
     `path` is the folder: a URL, a FileSystemDirectoryHandle or an array of File objects that the user picked, a
     HubRepository, or a directory on CPython. The options are those of capstan.loading.load_options.LoadOptions.
-    `device` may also be, on CPython, 'reference' or 'cpu' for either's, or 'configured': the device of the providers in
-    genai_config.json, as in onnxruntime-genai ('cpu' without any). `capture` is 'tape', 'ort' (onnxruntime-web's own
-    capture) or 'off' (eager); if a device cannot do that, it takes the next one, and the generator's `capture_note` has
-    the reason. A configuration with "enableGraphCapture": "1" requests 'tape', with a FallbackWarning if nothing can be
-    captured. Weights are kept in `capstan.WeightStore`, and rows for other prompts in `model.prefixes`.
+    `device` may also be 'reference' on CPython, 'cpu' in a page and on CPython, or 'configured': the device of the
+    providers in genai_config.json, as in onnxruntime-genai ('cpu' without any). `capture` is 'tape', 'ort'
+    (onnxruntime-web's own capture) or 'off' (eager); if a device cannot do that, the next one in this order is used,
+    and the generator's `capture_note` has the reason. A configuration with "enableGraphCapture": "1" requests 'tape',
+    with a FallbackWarning if nothing can be captured. Weights are kept in `capstan.WeightStore`, and rows for other
+    prompts in `model.prefixes`.
 
     `Model(path)` blocks, which in a page needs JavaScript Promise Integration; `await Model.load(path)` never blocks.
 
@@ -153,8 +154,9 @@ class Model:
         await self._open().replace_scratch(decoder, scratch)
 
     async def switched(self, decoder: RowDecoder, lora: LoraWeights) -> RowDecoder:
-        """A decoder that continues from the state of one of this model's, with LoRA adapters; see
-        DeviceModel.switched."""
+        """A decoder that continues from the state of `decoder`, another one of this model, with LoRA adapters; see
+        DeviceModel.switched.
+        """
         return await self._open().switched(decoder, lora)
 
     @property
@@ -247,9 +249,9 @@ class Model:
         """Find the first node that makes NaN or infinity when the model runs on a prompt, with its layer and its inputs
         that are not finite. None if all values are finite.
 
-        For a model whose logits are all NaN (LogitsError). Its graph runs again on the same device, layer by layer and
-        only on onnxruntime, and every node's output is read back. That takes the memory of one more layer, and much
-        longer than a prompt. LoRA adapters are not applied. Raises PromptError, and the errors of
+        Use this for a model whose logits are all NaN (LogitsError). Its graph runs again on the same device, layer by
+        layer and only on onnxruntime, and every node's output is read back. That takes the memory of one more layer,
+        and much longer than a prompt. LoRA adapters are not applied. Raises PromptError, and the errors of
         `capstan.onnxruntime.InferenceSession`.
         """
         from .onnxruntime.not_finite import find_not_finite  # noqa: PLC0415  (in the extra `reference`)
@@ -259,7 +261,8 @@ class Model:
 
     async def computed_output(self, ids: Sequence[int], name: str) -> HostArray:
         """An output of the graph besides logits and caches, such as its hidden states, after a run over these tokens.
-        It is computed like `find_not_finite`, which is slow. Raises UnsupportedModelError if no node makes it."""
+        The graph runs as in `find_not_finite`, which is slow. Raises UnsupportedModelError if no node makes it.
+        """
         from .onnxruntime.layered_run import computed_output  # noqa: PLC0415  (in the extra `reference`)
 
         onnx, device = await self._read_graph(DECODER), self._open().device

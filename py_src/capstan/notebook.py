@@ -4,7 +4,7 @@
     answer = await capstan.notebook.stream(generator, tokenizer)
 
 If IPython runs, these are cells' outputs that change in place. In marimo each replaces the output of its cell.
-Elsewhere they are lines of text. The objects have `_repr_html_` for whatever displays objects by that.
+Elsewhere they are lines of text. The objects have `_repr_html_`, by which other tools can display them.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Timeline:
         return ", ".join([*described, f"then {rate:.1f} a second"] if rate is not None else described)
 
     def _repr_html_(self) -> str:
-        """Tokens over time: a step for each token, so that bursts and pauses are visible."""
+        """A plot of tokens over time, with a step for each token, so that bursts and pauses are visible."""
         if not self.times:
             return f"<div>{self!r}</div>"
         last = max(self.times[-1], 1e-3)

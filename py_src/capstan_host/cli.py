@@ -58,7 +58,7 @@ class Parser(argparse.ArgumentParser):
 def whole_parser(
     program: str, description: str, commands: Commands
 ) -> tuple[Parser, dict[str, argparse.ArgumentParser]]:
-    """The parser of the command line, and those of the commands."""
+    """The parser of the command line, and the parsers of the commands by name."""
     parser = Parser(prog=program, description=description, allow_abbrev=False)
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
     for name, (module, summary) in commands.items():
@@ -71,7 +71,9 @@ def whole_parser(
 def parse(
     argv: Sequence[str], parser: Parser, commands: Mapping[str, argparse.ArgumentParser], machine: Machine
 ) -> argparse.Namespace:
-    """The command and its options; `rest` holds what follows `--` (for exec), `machine` what the command needs."""
+    """The command and its options; `rest` holds the arguments after `--` (for exec), `machine` finds the files that the
+    command needs.
+    """
     rest: list[str] = []
     if argv[:1] == ["exec"] and "--" in argv:
         cut = list(argv).index("--")
@@ -85,7 +87,9 @@ def parse(
 
 
 def reported(work: Callable[[], int], debug: bool) -> int:
-    """The exit status of the work, with an error as one line: 2 for what the user has to mend, 130 for Ctrl-C."""
+    """Do the work and return the exit status; an error is printed as one line. The status is 2 for an error that the
+    user can solve, 130 for Ctrl-C.
+    """
     try:
         return work()
     except (CommandError, BrowserError, OptionError) as error:

@@ -20,7 +20,7 @@ class CommandError(Exception):
 
 
 def raise_remote(error: dict[str, Any]) -> None:
-    """Raise an error of the page's Python as one for this terminal."""
+    """Raise an error of the page's Python as an error for this terminal."""
     if error["type"] == "KeyboardInterrupt":
         raise KeyboardInterrupt
     raise CommandError(error["message"] or error["type"], detail=error["traceback"])

@@ -1,7 +1,7 @@
 """SHA-256 digests of weights in model folders, so that pages verify what they download.
 
-A model folder is its user's: what is served beside its files is kept in the cache folder. Only `models shards`
-writes into the folder that it is given, and `dist` into the copy that it makes.
+A model folder belongs to its user, so digests that are served with its files are kept in the cache folder. Only `models
+shards` writes into the folder that it is given, and `dist` into the copy that it makes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SHARD_SIZE = 4 << 20
 WAIT_SECONDS = 20.0
 """A page gives up a request after 30 seconds without an answer."""
 LARGE = 1 << 30
-"""Files that take seconds."""
+"""Hashing a file of this size takes seconds, so a message is printed first."""
 
 Key = tuple[str, int, int, int]
 """A file's path, size and time stamp, and the size of its shards."""
@@ -94,7 +94,7 @@ def write_digests(data: Path, shard_size: int) -> Manifest:
 
 
 def complete_digests(folder: Path) -> list[Path]:
-    """Write the digests that a model folder lacks, and those that are of other data; the files that were written."""
+    """Write the digests that a model folder lacks, and replace digests of other data. Returns the written files."""
     written = []
     for data in data_files(folder):
         own = own_digests(data)
@@ -119,7 +119,7 @@ class Digests:
         """The files that were read through."""
 
     def text(self, data: Path) -> bytes | None:
-        """The text of a data file's NAME.shards.json; None, with a line that says so, if there is none in time."""
+        """The text of a data file's NAME.shards.json; None, with a message, if it is not ready in time."""
         own = own_digests(data)
         manifest = self._computed(data, own.shard_size if own else SHARD_SIZE)
         if own is None or manifest is None:
@@ -159,7 +159,7 @@ class Digests:
         return None
 
     def _begun(self, data: Path, key: Key) -> Future[Manifest]:
-        """The computation, in a thread of its own that ends with the command; one for all who ask."""
+        """The computation, in a daemon thread; all requests for the same digests share it."""
         with self._lock:
             if key not in self._under_way:
                 found: Future[Manifest] = Future()
@@ -205,7 +205,7 @@ class Digests:
             self._say(f"{self._cache}: {error.strerror}; digests are computed again the next time")
 
     def _say(self, text: str) -> None:
-        """Once."""
+        """Print a message, unless it was printed before."""
         if text not in self._reported:
             self._reported.add(text)
             say(text)

@@ -18,8 +18,9 @@ __all__ = ["INSTALLED", "Machine"]
 
 @dataclass(frozen=True)
 class Machine:
-    """Finds what commands need. `build.py` makes it in the checkout, an installed package has to find it. Each function
-    raises CommandError or BrowserError with the remedy."""
+    """Finds the files and programs that commands need. `build.py` makes them in the checkout, an installed package has
+    to find them. Each function raises CommandError or BrowserError with the remedy.
+    """
 
     program: str
     """The name of the command line, for messages."""
@@ -28,7 +29,7 @@ class Machine:
     browser: Callable[[], Path]
     """A Chrome or Chromium that starts."""
     transformers_js: Callable[[bool], Path | None]
-    """The folder of Transformers.js; None where it is not installed, unless the argument has it installed now."""
+    """The folder of Transformers.js; None if it is not installed. With True as argument it is installed first."""
 
 
 def installed_site() -> Path:
@@ -42,7 +43,7 @@ def installed_site() -> Path:
 
 
 def no_transformers_js(install: bool) -> None:
-    """Only a checkout installs Transformers.js."""
+    """Raises CommandError for a request to install Transformers.js, since only a checkout can do that."""
     if install:
         raise CommandError("--transformers-js has no folder: give the one that has Transformers.js' files")
 

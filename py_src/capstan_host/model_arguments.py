@@ -1,4 +1,4 @@
-"""Models as the command line sees them: what can be refused before a browser starts."""
+"""Checks and describes the models that the command line names, before a browser starts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ HUGGING_FACE = "https://huggingface.co"
 ID = r"[\w-][\w.-]*/[\w.-]*[\w-]"
 """A repository's id, as OWNER/NAME; a GGUF file of it is OWNER/NAME:FILE.gguf."""
 DTYPES = ("fp32", "fp16", "q4", "q4f16", "q8", "int8", "uint8", "bnb4")
-"""The dtypes of capstan.repository, which cannot be imported before the environment exists."""
+"""The dtypes of capstan.loading.repository, which cannot be imported before the environment exists."""
 
 
 BUILDERS = "a folder that onnxruntime-genai's model builder wrote"
@@ -90,7 +90,7 @@ def check_place(path: Path) -> Path:
 
 
 def shards(file: Path) -> list[Path]:
-    """The files of a GGUF model, in order, of which `file` is one, as far as they are there."""
+    """The existing files of the GGUF model to which `file` belongs, in order."""
     from capstan.errors import CapstanError
     from capstan.model_files.gguf.shards import shard_names
 
@@ -103,7 +103,7 @@ def shards(file: Path) -> list[Path]:
 
 @functools.cache
 def gguf_header(path: Path, _stat: os.stat_result) -> GgufFile:
-    """The header of a GGUF file; CommandError for another file and a damaged one."""
+    """The header of a GGUF file. Raises CommandError for another or a damaged file."""
     from capstan.errors import CapstanError
     from capstan.model_files.gguf.header import read_header
 
@@ -157,7 +157,7 @@ def check_chat_template(model: Path) -> None:
 
 
 def has_chat_template(model: Path) -> bool:
-    """Whether a model's folder or GGUF file has a chat template. CommandError if it cannot be read."""
+    """Whether a model's folder or GGUF file has a chat template. Raises CommandError if it cannot be read."""
     if model.is_file():
         first = shards(model)[0]
         return bool(gguf_header(first, first.stat()).metadata.get("tokenizer.chat_template"))
@@ -171,7 +171,7 @@ def has_chat_template(model: Path) -> bool:
 
 
 def graphs_of(folder: Path) -> list[Path]:
-    """The graphs of a folder: one, or those of a repository."""
+    """The graphs of a folder: the one that genai_config.json names, or all graphs of a repository."""
     if (folder / CONFIG).is_file():
         return [graph_of(folder / CONFIG, "export the model again")]
     front = "*coder_model" if is_speech(folder) else "model"
@@ -188,7 +188,7 @@ def is_speech(folder: Path) -> bool:
 
 def about_model(model: Path) -> dict[str, Any]:
     """The demo page's facts about a model before it is loaded: the bytes of its graph and weights (None for a
-    repository, of whose graphs one is read), whether it has a chat template, and `facts`, what it is called.
+    repository, of which only one graph is loaded), whether it has a chat template, and its `facts`, such as its name.
     """
     try:
         chat = has_chat_template(model)
@@ -198,7 +198,7 @@ def about_model(model: Path) -> dict[str, Any]:
 
 
 def bytes_of(model: Path) -> int | None:
-    """The bytes of a model's graph and weights; None for a repository, of whose graphs one is read."""
+    """The bytes of a model's graph and weights; None for a repository, of which only one graph is loaded."""
     if model.is_file():
         return sum(file.stat().st_size for file in shards(model))
     weights = [path.stat().st_size for path in model.iterdir() if ".onnx" in path.name and path.is_file()]
@@ -207,7 +207,8 @@ def bytes_of(model: Path) -> int | None:
 
 def facts(model: Path) -> dict[str, Any] | None:
     """The name of a model and how its tokens are picked (ModelFacts in web/src/wire/protocol.ts); None for a
-    repository, and for files that cannot be read, which the load explains."""
+    repository, and for files that cannot be read, for which loading gives the reason.
+    """
     from capstan.errors import CapstanError
     from capstan.loading.opening import facts_report, search_options
     from capstan.model_files.genai_config import parse_genai_config
@@ -230,7 +231,7 @@ def facts(model: Path) -> dict[str, Any] | None:
 
 
 def transformers_js_dtypes(folder: Path) -> list[str]:
-    """Which graphs Transformers.js would find in a folder, by their dtypes; none where it is not in its layout."""
+    """The dtypes of the graphs that Transformers.js would find in a folder; none if the folder is not in its layout."""
     if not (folder / REPOSITORY_CONFIG).is_file():
         return []
     suffixes = {"fp32": "", "q8": "_quantized"}
@@ -247,7 +248,7 @@ def check_script_model(folder: Path) -> Path:
 
 
 def add_options(parser: argparse._ActionsContainer, table: type) -> None:
-    """The options of a class of load_options or run_options for which it has words."""
+    """Add the options of a class of load_options or run_options that have a help text."""
     from capstan.loading.load_options import rows
 
     for name, row in rows(table).items():
@@ -258,7 +259,7 @@ def add_options(parser: argparse._ActionsContainer, table: type) -> None:
 
 
 def given_options(args: argparse.Namespace, table: type) -> dict[str, Any]:
-    """Those of the options that were given, within their limits."""
+    """The given options of a class. Raises CommandError for a value outside of an option's limits."""
     from capstan.loading.load_options import rows
 
     found = {name: getattr(args, name, None) for name in rows(table)}
@@ -270,7 +271,7 @@ def given_options(args: argparse.Namespace, table: type) -> dict[str, Any]:
 
 
 def add_hub_arguments(parser: argparse._ActionsContainer) -> None:
-    """The options that say where repositories are that --model names by their ids."""
+    """Add the options for the hub of a repository that --model names by its id."""
     address = (
         "the hub of --model OWNER/NAME or OWNER/NAME:FILE.gguf; empty: none is asked "
         f"(default: CAPSTAN_HUB, else {HUGGING_FACE})"
@@ -281,9 +282,10 @@ def add_hub_arguments(parser: argparse._ActionsContainer) -> None:
 
 
 def repository(name: str, hub: str, revision: str | None) -> dict[str, str | None] | None:
-    """The hub's repository that --model names, as a request has it; None if it names a folder or a file.
+    """The hub's repository that --model names, in the form of a request; None if it names a folder or a file.
 
-    An id is what neither exists nor begins with the name of a folder here, so that a mistyped path is asked of no hub.
+    A name is an id only if it neither exists as a path nor begins with the name of a folder here, so that no hub gets a
+    mistyped path.
     """
     if is_path(name):
         if revision is not None:
@@ -298,7 +300,7 @@ def repository(name: str, hub: str, revision: str | None) -> dict[str, str | Non
 
 
 def is_path(name: str) -> bool:
-    """Whether --model names a folder or a file of this machine, there or mistyped, rather than a repository."""
+    """Whether --model names a folder or a file of this machine, which may be mistyped, rather than a repository."""
     whole, colon, file = name.partition(":")
     if Path(name).exists() or ("/" in whole and Path(whole).parent.is_dir()):
         return True
@@ -307,8 +309,9 @@ def is_path(name: str) -> bool:
 
 
 def mounts(models: Iterable[Path]) -> dict[str, Path]:
-    """The name under /models/ of each folder or GGUF file: its own name; two of one name are refused. A file that is a
-    link keeps the link's name."""
+    """The folders and GGUF files by their names under /models/, which are their own names. Refuses two models with the
+    same name. A file that is a link keeps the link's name.
+    """
     found: dict[str, Path] = {}
     for model in models:
         target = model.resolve()

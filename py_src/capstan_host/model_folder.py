@@ -34,8 +34,9 @@ def stored(folder: Path = MODELS) -> dict[str, Path]:
 
 
 def delete(names: list[str], folder: Path = MODELS) -> list[Path]:
-    """Delete files of the folder by their names. CommandError for a name that is not in the folder's list; then none is
-    deleted."""
+    """Delete files of the folder by their names. For a name that is not in the folder's list raises CommandError, and
+    deletes nothing.
+    """
     there = stored(folder)
     for name in names:
         if name not in there:
@@ -49,8 +50,9 @@ def delete(names: list[str], folder: Path = MODELS) -> list[Path]:
 
 
 def download(repository: HubRepository, folder: Path = MODELS) -> list[Path]:
-    """Download a hub's GGUF file, with all its shards, into the folder. A file appears once it is whole; one that is
-    there with the hub's size is kept. CommandError if the hub does not give it, and for another file of that name."""
+    """Download a hub's GGUF file, with all its shards, into the folder. A file appears when it is complete; an existing
+    file with the hub's size is kept. Raises CommandError if the download fails, and for another file of that name.
+    """
     assert repository.file is not None
     path, _, last = repository.file.rpartition("/")
     try:

@@ -26,7 +26,7 @@ def is_piped() -> bool:
 
 
 def read_piped() -> str:
-    """The text of the standard input without the line ends at its end. CommandError if it is not UTF-8."""
+    """The text of the standard input without the line ends at its end. Raises CommandError if it is not UTF-8."""
     notice = threading.Timer(
         QUIET_SECONDS, say, ["reading the standard input to its end (</dev/null where nothing is piped)"]
     )
@@ -41,7 +41,8 @@ def read_piped() -> str:
 
 
 def with_piped(prompt: str | None, piped: str) -> str:
-    """The prompt with the piped text after it, one of which may be missing. CommandError if both are missing."""
+    """The prompt with the piped text after it; one of the two may be missing. Raises CommandError if both are missing.
+    """
     text = "\n\n".join(part for part in (prompt, piped) if part)
     if not text:
         raise CommandError("the prompt is empty, and so is the piped text: give at least one character")

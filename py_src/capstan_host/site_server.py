@@ -1,4 +1,4 @@
-"""The site's server: what any folder's server does, a list of the models, and digests that their folders lack."""
+"""The site's server: it adds a list of the models, and digests that their folders lack, to a StaticServer."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ TRANSFORMERS_JS_FILES = (
 
 
 def transformers_js_files(folder: Path) -> dict[str, Path]:
-    """By their paths on the site, the files of Transformers.js that the demo's race loads. CommandError where the
-    folder lacks one."""
+    """The files of Transformers.js that the demo's race loads, by their paths on the site. Raises CommandError if the
+    folder lacks one.
+    """
     found = {f"/transformers.js/{name}": folder / name for name in TRANSFORMERS_JS_FILES}
     missing = [path.name for path in found.values() if not path.is_file()]
     if missing:
@@ -43,8 +44,9 @@ def transformers_js_files(folder: Path) -> dict[str, Path]:
 
 
 class SiteServer(StaticServer):
-    """A StaticServer with /models/index.json, which lists the models; with `digests` also those of the models' files
-    that their folders lack. CommandError for an address or a port that is taken."""
+    """A StaticServer with /models/index.json, which lists the models; with `digests` it also serves the digests that
+    the models' folders lack. Raises CommandError for an address or a port that is in use.
+    """
 
     digests: Digests | None = None
 

@@ -37,7 +37,7 @@ def speaks(model: Path) -> bool:
 
 
 def require_no_voice(args: argparse.Namespace, model: str) -> None:
-    """Refuse the options of a model that speaks for another one."""
+    """Refuse the options of a model that speaks if the model is another one."""
     given = [f"--{name}" for name in OPTIONS if getattr(args, name, None) is not None]
     if given:
         raise CommandError(

@@ -78,7 +78,7 @@ def sound_file(args: argparse.Namespace) -> Path:
 
 
 def as_wave(path: Path, folder: Path) -> Path:
-    """The file if it is a WAV file, else one of its samples, which is written into the folder."""
+    """The file if it is a WAV file, else a WAV file of its samples, which is written into the folder."""
     with path.open("rb") as file:
         if file.read(4) == b"RIFF":
             return path
@@ -105,8 +105,9 @@ def as_wave(path: Path, folder: Path) -> Path:
 
 
 def speech_requests(args: argparse.Namespace, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The requests that load the model, whose address is left open, and transcribe. `given` are all options that were
-    given besides those of speech."""
+    """The requests that load the model, without its address, and transcribe. `given` are all options that were given
+    besides those of speech.
+    """
     sound_file(args)
     others_refused(args, given)
     if args.vtt and args.json:
@@ -118,7 +119,7 @@ def speech_requests(args: argparse.Namespace, given: Mapping[str, Any]) -> tuple
 
 
 def others_refused(args: argparse.Namespace, given: Mapping[str, Any]) -> None:
-    """Refuse options of models of text."""
+    """Refuse the options that are only for text models."""
     from capstan.loading.load_options import EmbedderOptions, rows
 
     others = [name for name in given if name not in rows(EmbedderOptions)]
@@ -127,7 +128,7 @@ def others_refused(args: argparse.Namespace, given: Mapping[str, Any]) -> None:
 
 
 def shown(event: Event, args: argparse.Namespace) -> str:
-    """A segment as stdout has it while it comes."""
+    """The text of a segment for stdout while segments arrive; empty for other events."""
     if args.vtt or event["kind"] != "segment":
         return ""
     if args.timestamps:
@@ -138,7 +139,7 @@ def shown(event: Event, args: argparse.Namespace) -> str:
 async def answered(
     args: argparse.Namespace, files: Mapping[str, Path], shown: Callable[[Event], Event]
 ) -> dict[str, Any]:
-    """Open the page, send the requests, show their events; the result of the last one."""
+    """Open the page, send the requests and show their events; returns the result of the last request."""
     from .digests import Digests
     from .headless.headless_page import HeadlessPage
     from .site_server import serving

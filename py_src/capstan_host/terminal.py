@@ -18,9 +18,9 @@ REDRAW_SECONDS = 0.1
 PLAIN_STEP = 0.25
 TICK_SECONDS = 1.0
 QUIET_TICKS = 3
-"""A step that took no longer is not shown."""
+"""A step of fewer ticks is not shown."""
 PLAIN_TICKS = 30
-"""Without a terminal every such tick of a long step is a line."""
+"""Without a terminal, a long step prints a line each time that this number of ticks has passed."""
 
 
 def say(text: str) -> None:
@@ -38,11 +38,11 @@ class Progress:
         self._quarters: dict[str, int] = {}
 
     def update(self, what: str, done: int, total: int) -> None:
-        """`done` of `total` bytes of `what` are there."""
+        """Show that `done` of `total` bytes of `what` have arrived."""
         self._part(what, done, total, f"{what}: {done / 1e6:.1f} of {total / 1e6:.1f} MB")
 
     def count(self, what: str, done: int, total: int, rest: str = "") -> None:
-        """`done` of `total` of `what` are there; `rest` follows on the line."""
+        """Show that `done` of `total` of `what` are done; `rest` follows on the line."""
         self._part(what, done, total, f"{what}: {done} of {total}{rest}")
 
     def _part(self, what: str, done: int, total: int, text: str) -> None:
@@ -59,7 +59,7 @@ class Progress:
             say(text)
 
     def waiting(self, what: str, ticks: int) -> None:
-        """`what` has been under way for this number of ticks."""
+        """Show that `what` has been under way for this number of ticks."""
         text = f"{what}: {ticks * TICK_SECONDS:.0f} s so far"
         if self._rewrites:
             self._draw(text)
@@ -72,7 +72,7 @@ class Progress:
         say(text)
 
     def clear(self) -> None:
-        """Take the rewritten line away."""
+        """Remove the rewritten line."""
         if self._shown:
             self._draw("")
 
@@ -135,7 +135,7 @@ class Output:
                     self._begin(event["text"])
 
     def end_line(self) -> None:
-        """Take the progress away and end a line of text that is open."""
+        """Remove the progress line, and end an unfinished line of text."""
         self._progress.clear()
         if self._line_is_open:
             print(flush=True)

@@ -49,7 +49,8 @@ def converse(
     trace: TraceFile | None,
 ) -> int:
     """Read messages and print the model's answers until the input ends; `request` has no messages yet, and `system` is
-    the one before all others."""
+    the system message before all others.
+    """
     try:
         asyncio.run(talk(request, mounts, machine, system, debug, trace))
     except asyncio.CancelledError:
@@ -95,7 +96,7 @@ async def talk(
 
 
 class Conversation:
-    """The messages so far, and what Ctrl-C means while an answer comes and between answers."""
+    """Holds the messages so far, and handles Ctrl-C during an answer and between answers."""
 
     def __init__(self, send: Send, request: dict[str, Any], output: Output, system: str | None = None) -> None:
         self._send = send
@@ -103,13 +104,13 @@ class Conversation:
         self._output = output
         self._system = [] if system is None else [{"role": "system", "content": system}]
         self._messages: list[dict[str, str]] = []
-        """Those of the user and the model."""
+        """The messages of the user and the model."""
         self._stop: asyncio.Event | None = None
         """Set to stop the answer that is coming; None between answers."""
         self._reading = False
 
     async def run(self) -> None:
-        """Turn by turn, until /exit or the end of the input."""
+        """Take turns until /exit or the end of the input."""
         with self._interrupts():
             while (text := self._read()) is not None:
                 if text == "/exit":
@@ -125,7 +126,7 @@ class Conversation:
                     await self._turn(text)
 
     async def _turn(self, text: str) -> None:
-        """Ask with one more message; it is taken back where there is no answer to it."""
+        """Send one more message. It is removed again if there is no answer to it."""
         self._messages.append({"role": "user", "content": text})
         async with self._output.ticking("reading the message"):
             reply = await self._reply()
@@ -171,7 +172,7 @@ class Conversation:
 
     @contextmanager
     def _interrupts(self) -> Iterator[None]:
-        """Ctrl-C stops an answer, twice it ends the command; at the prompt it drops the line."""
+        """Ctrl-C stops an answer, and pressed twice it ends the command; at the prompt it drops the line."""
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
 

@@ -1,4 +1,4 @@
-"""`--trace FILE`: the file is tried before the work begins, and has the page's trace at its end."""
+"""`--trace FILE`: the file is tried before the work begins, and gets the page's trace at its end."""
 
 from __future__ import annotations
 

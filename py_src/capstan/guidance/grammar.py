@@ -43,7 +43,8 @@ ANY_CHARACTER: Ranges = ((0, _SURROGATES[0] - 1), (_SURROGATES[1] + 1, _LAST))
 
 
 class NodeError(Exception):
-    """An invalid node. The reader, which knows the place, turns it into a GuidanceError."""
+    """An invalid node. The reader of the grammar's text, which knows the place, turns this error into a GuidanceError.
+    """
 
     def __init__(self, what: str, remedy: str) -> None:
         super().__init__(what)
@@ -77,7 +78,7 @@ class Text:
 
     @property
     def empty(self) -> bool:
-        """Whether no character matches."""
+        """Whether the empty text matches."""
         return not self.text
 
 
@@ -115,7 +116,9 @@ class Special:
 
     @property
     def data(self) -> bytes:
-        """The bytes that automata read for it: its id between two bytes 0xFF, absent from text and other tokens."""
+        """The bytes that automata read for this token: its id between two bytes 0xFF, which neither text nor other
+        tokens contain.
+        """
         return b"\xff%d\xff" % self.token
 
     @property
@@ -151,7 +154,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Repeat:
-    """The node for an item `least` to `most` times; with `most` None any number of times."""
+    """The node for an item that occurs `least` to `most` times; None for `most` means no limit."""
 
     item: Node
     least: int
@@ -171,7 +174,7 @@ class Repeat:
 
 @dataclass(frozen=True)
 class Rule:
-    """The node for a rule of the grammar, by its name."""
+    """The node that refers to a rule of the grammar by the rule's name."""
 
     name: str
     states = 1
@@ -207,8 +210,8 @@ class Edge:
 
 @dataclass(frozen=True)
 class Look:
-    """The node for look-around: the empty text, if the following text begins with `item` or, with `behind`, the
-    preceding text ends with it.
+    """The node for look-around: it matches the empty text if the following text begins with `item` or, with `behind`,
+    if the preceding text ends with `item`; `negated` inverts this condition.
     """
 
     item: Node
@@ -246,7 +249,7 @@ def intersected(a: Ranges, b: Ranges) -> Ranges:
 
 
 def complement(ranges: Ranges) -> Ranges:
-    """All other characters, without surrogates."""
+    """The characters outside of these ranges, without surrogates."""
     found, start = [], 0
     for first, last in united(ranges):
         if start < first:
@@ -258,7 +261,7 @@ def complement(ranges: Ranges) -> Ranges:
 
 
 class Grammar:
-    """Rules by name; the whole output must match the one named `root`."""
+    """Rules by name; the whole output must match the rule named `root`."""
 
     def __init__(self) -> None:
         self.rules: dict[str, Node] = {}
@@ -267,7 +270,7 @@ class Grammar:
         """The last number given to each name."""
 
     def add(self, name: str, node: Node) -> Rule:
-        """Add a rule; a used name gets a number."""
+        """Add a rule; if the name is already used, a number is appended to it."""
         unique = name
         while unique in self.rules:
             self._numbers[name] = self._numbers.get(name, 1) + 1
@@ -308,7 +311,7 @@ def _renamed(node: Node, prefix: str) -> Node:
 
 
 def byte_runs(first: int, last: int) -> Iterator[list[tuple[int, int]]]:
-    """The UTF-8 of a range of characters, as runs: each run has the range of each byte."""
+    """The UTF-8 encodings of a range of characters, as runs: a run has the first and the last value of each byte."""
     for limit in (0x7FF, 0xFFFF):
         if first <= limit < last:
             yield from byte_runs(first, limit)

@@ -1,4 +1,4 @@
-"""Checks a request for guidance, which has the kind of grammar and its text, and turns it into rules."""
+"""Checks a request for guidance (the kind of grammar, and the grammar's text), and turns the grammar into rules."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ KINDS = ("json_schema", "regex", "lark_grammar", "ebnf")
 
 @dataclass(frozen=True)
 class Guidance:
-    """A grammar that outputs must fit. Raises OptionError for an unknown kind, GuidanceError with the place in the
-    text.
+    """A grammar that outputs must fit. Raises OptionError for an unknown kind, and GuidanceError, with the place, for
+    an invalid grammar.
     """
 
     kind: str

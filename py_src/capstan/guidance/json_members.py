@@ -29,9 +29,9 @@ def members(
     least: int,
     most: int | None,
 ) -> Node | None:
-    """The pairs in order, each with a comma before it unless it is the first, `least` to `most` of them; optional ones
-    (False) may be missing. Any number of `others` follows. White space follows unless there are no pairs: an empty
-    object has only the white space before them. None if there are too few pairs.
+    """The members of an object, `least` to `most` in all, separated by commas: the pairs in order, of which optional
+    ones (False) may be missing, then any number of `others`. White space follows the last member; an empty object has
+    only the white space before its members. None if there are too few pairs.
     """
     comma, blank = layout.comma, layout.blank
     top = max(1, least, most or 0)
@@ -66,7 +66,7 @@ def members(
 
 
 def permuted(grammar: Grammar, layout: Layout, values: Sequence[Any], least: int, most: int | None) -> Node | None:
-    """The items of an array of these values, each at most once. None if there are too few."""
+    """The items of an array: `least` to `most` of these values, each at most once. None if there are too few values."""
     nodes = [literal(value, layout) for value in values]
     most = len(values) if most is None else min(most, len(values))
     if len(values) > MOST_PERMUTED:
@@ -90,8 +90,8 @@ def permuted(grammar: Grammar, layout: Layout, values: Sequence[Any], least: int
 def key_groups(
     names: Collection[str], allowed: Dfa | None, patterns: Mapping[str, tuple[Dfa, Dfa]]
 ) -> Iterator[tuple[tuple[str, ...], Dfa]]:
-    """Names other than `names`, by the set of patterns that they match. For each pattern, the names that match it in
-    all libraries, and those that match it in one.
+    """The names other than `names`, grouped by the set of patterns that they match. `patterns` has for each pattern the
+    names that match it in all regex libraries, and the names that match it in at least one.
     """
     if len(patterns) > MOST_PATTERNS:
         raise NodeError(f"{len(patterns)} patterns", f"use at most {MOST_PATTERNS}")

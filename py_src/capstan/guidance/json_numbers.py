@@ -99,7 +99,7 @@ def multiples(kind: str, step: float) -> Dfa | None:
 
 
 def number_range(bounds: Mapping[str, float]) -> Node | None:
-    """Decimal numbers within the same bounds; None if there are none."""
+    """Decimal numbers within the bounds of `integer_range`; None if there are none."""
     found = _bounds(bounds)
     zero = Decimal(0)
     branches: list[Node] = []
@@ -156,7 +156,7 @@ def _same_length(low: str, high: str) -> Node:
 
 
 def _decimals(low: Decimal, above: bool, high: Decimal | None, below: bool) -> list[Node]:
-    """Numbers of at least 0 between two."""
+    """Decimal numbers from `low` to `high`, which are at least 0; `above` and `below` exclude the bounds themselves."""
     if high is not None and (high < low or (high == low and (above or below))):
         return []
     whole, digits = _split(low)
@@ -180,7 +180,7 @@ def _split(value: Decimal) -> tuple[int, str]:
 
 
 def _cell(whole: int, low: str | None, above: bool, high: str | None, below: bool, room: int) -> list[Node]:
-    """Numbers with this integer part whose fractions are between two."""
+    """Numbers with this integer part whose digits after the point are between two bounds."""
     empty, digits = _fractions(low, above, high, below, room)
     found: list[Node] = [Text(str(whole))] if empty else []
     if digits is not None:

@@ -1,8 +1,8 @@
 """Turns a JSON schema into a grammar. Every text that the grammar allows is JSON and fits the schema.
 
-Properties come in the order of the schema, unnamed ones last. Between any two parts there may be a blank, or a line
-feed with up to 64 blanks or 16 tabs: without a limit a model could write white space forever. A keyword that is not
-enforced raises an error, which gives its place as a JSON pointer; no keyword is ignored.
+Properties come in the order of the schema, unnamed properties last. Between any two parts there may be a blank, or a
+line feed with up to 64 blanks or 16 tabs: without a limit a model could write white space forever. A keyword that is
+not enforced raises an error, which gives its place as a JSON pointer; no keyword is ignored.
 """
 
 from __future__ import annotations
@@ -164,7 +164,9 @@ class _Converter:
         return Series((Text("{"), self._layout.blank, inside, Text("}")))
 
     def _name_pattern(self, pattern: str, at: str) -> tuple[Dfa, Dfa]:
-        """Automata for the names that match a pattern in all libraries, and for those that match it in one."""
+        """Automata for the names that match a pattern in all regex libraries, and for those that match it in at least
+        one.
+        """
         place = f"{at}/patternProperties/{pointer(pattern)}"
         possibly = searched(pattern, place, True)
         if not possibly.whole:

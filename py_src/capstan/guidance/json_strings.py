@@ -50,7 +50,9 @@ def strings(schema: Schema, at: str) -> Dfa:
 
 
 def searched(pattern: str, at: str, possibly: bool = False) -> Dfa:
-    """An automaton for the texts in which a pattern, at a place in the schema, matches; see parse_searched."""
+    """An automaton for the texts in which a pattern matches; `at` is the pattern's place in the schema. See
+    parse_searched.
+    """
     try:
         return _searched(pattern, possibly)
     except NodeError as error:
@@ -77,13 +79,15 @@ def _format(kind: str, beside_a_pattern: bool) -> Dfa:
 
 
 def _listed(schema: Schema, name: str) -> Sequence[str]:
-    """A keyword's values, of which merged schemas have lists."""
+    """A keyword's values; only a merged schema has several."""
     found = schema.get(name, [])
     return [found] if isinstance(found, str) else found
 
 
 def _formats(schema: Schema, at: str) -> list[str]:
-    """The formats that are enforced. Beside a pattern an unknown format is only a name for the pattern."""
+    """The formats that are enforced. An unknown format is refused, unless the schema has a pattern, which the format
+    then only names.
+    """
     found = []
     for kind in _listed(schema, "format"):
         if kind in FORMATS:

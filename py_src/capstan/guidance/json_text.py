@@ -73,7 +73,7 @@ _NEEDS_ESCAPE = ((0, 0x1F), (0x22, 0x22), (0x5C, 0x5C))
 _PLAIN = Chars(intersected(ANY_CHARACTER, complement(_NEEDS_ESCAPE)))
 """Characters that are written without an escape."""
 WRITABLE = intersected(ANY_CHARACTER, complement(((0, 7), (0x0B, 0x0B), (0x0E, 0x1F))))
-"""The same, plus characters with an escape of one letter."""
+"""The characters of _PLAIN, and those with an escape of one letter."""
 
 CHARACTER: Node = Choice(
     (
@@ -101,7 +101,7 @@ NUMBER: Node = Series(
 
 
 def json_grammar() -> tuple[Grammar, Rule]:
-    """A grammar with the rule for white space, and its root."""
+    """A grammar with a rule for white space and a reserved root, and the root's rule."""
     grammar = Grammar()
     root = grammar.reserve("root")
     grammar.add(BLANK.name, _BLANKS)
@@ -173,8 +173,8 @@ def quoted(node: Node) -> Node:
 
 
 def _quoted_machine(machine: Machine) -> Machine:
-    """The automaton with a state after each backslash; control characters without an escape of one letter are left
-    out.
+    """The automaton for the same text as the content of a JSON string, with a state after each backslash. Control
+    characters that have no escape of one letter are left out.
     """
     steps: list[tuple[tuple[int, int, int], ...]] = []
     escaping: dict[tuple[tuple[int, int, int], ...], int] = {}
@@ -194,7 +194,7 @@ def _quoted_machine(machine: Machine) -> Machine:
 
 @lru_cache(maxsize=1024)
 def _written(first: int, last: int) -> tuple[tuple[tuple[int, int], ...], list[int]]:
-    """The characters of a range that are written without an escape, and the escape letters of others."""
+    """The characters of a range that are written without an escape, and the escape letters of the other characters."""
     letters = [ord(text[1]) for character, text in _ESCAPED.items() if first <= ord(character) <= last]
     return intersected(((first, last),), _PLAIN.ranges), letters
 
@@ -204,7 +204,7 @@ def _control(ranges: tuple[tuple[int, int], ...]) -> Node:
 
 
 def other_key(grammar: Grammar, names: set[str]) -> Node:
-    """A string other than these. It has no escapes, which could hide one of them."""
+    """A string other than these names. It has no escapes, which could hide one of the names."""
     plain = grammar.add("key_end", Series((Repeat(_PLAIN, 0, None), Text('"'))))
     writable = {name for name in names if not set(name) & set(_ESCAPED) and not any(c < " " for c in name)}
 

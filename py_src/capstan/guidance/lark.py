@@ -293,7 +293,7 @@ class _Reader:
             scan.refuse(str(error), "or write it as rules", at)
 
     def _substring(self, at: int) -> Node:
-        """A run of adjacent chunks of a list."""
+        """A run of adjacent chunks of a `substring_chunks` list."""
         given, _ = self._value()
         if not isinstance(given, dict) or len(given) != 1 or not given.keys() & {"substring_chunks", "substring_chars"}:
             remedy = 'write {"substring_chunks": ["a", "b"]} or {"substring_chars": "ab"}'

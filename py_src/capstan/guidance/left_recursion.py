@@ -36,7 +36,7 @@ def without_left_recursion(grammar: Grammar) -> Grammar:
 
 
 def unrolled(grammar: Grammar, name: str, before: Collection[str]) -> Node:
-    """The rule, changed so that it begins neither with itself nor with earlier rules."""
+    """The rule, changed so that it begins neither with itself nor with a rule in `before`."""
     waiting, others, again = branches(grammar.rules[name]), [], []
     while waiting:
         branch = waiting.pop(0)

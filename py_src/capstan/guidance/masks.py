@@ -25,8 +25,8 @@ class TokenWalk(Protocol):
     """Follows all tokens of a vocabulary in one automaton."""
 
     def mask(self, start: int) -> bytes:
-        """The tokens that fit after a position (a number from 1 on): u32 words; the lowest bit of the first word is
-        token 0. A token without bytes does not fit.
+        """The mask of the tokens that fit after a position (a number from 1 on), as u32 words; the lowest bit of the
+        first word is token 0. A token without bytes does not fit.
         """
 
     def close(self) -> None:
@@ -37,8 +37,9 @@ class TokenWalks(Protocol):
     """The tokens of one model on the host."""
 
     def walk(self, classes: bytes, step: Callable[[int, int], int]) -> TokenWalk:
-        """`classes` has the class of each byte; `step` gives the position after a position and a class, NOWHERE if the
-        byte does not fit."""
+        """Make a walk: `classes` has the class of each byte; `step` returns the position after a position and a class,
+        or NOWHERE if the byte does not fit.
+        """
 
 
 class Masks:

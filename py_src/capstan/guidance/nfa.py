@@ -1,9 +1,9 @@
 """Turns expressions with look-around and anchors into deterministic automata, whose states are sets of an expression's
 states.
 
-Look-ahead is a promise that a walk through the expression carries: a set of states that later text keeps or breaks.
-Look-behind has a set of states that follows every text. Look-behind within look-ahead works; other look-around within
-look-around is refused.
+Look-ahead is a promise that a walk through the expression carries: a set of states that later text keeps or breaks. For
+each look-behind, an automaton state also has the states that its expression has reached in the preceding text.
+Look-behind within look-ahead works; other look-around within look-around is refused.
 """
 
 from __future__ import annotations
@@ -247,7 +247,7 @@ class _Walks:
     def _closed(
         self, given: Iterable[int], first: bool, behind: tuple[frozenset[int], ...], end: bool = False
     ) -> frozenset[int]:
-        """Some states and those that they reach without a character, outside of promises."""
+        """These states and those that they reach without a character, outside of promises."""
         seen = set(given)
         waiting = list(seen)
         while waiting:
@@ -269,7 +269,7 @@ class _Walks:
     def _walks(
         self, given: set[_Walk], behind: tuple[frozenset[int], ...], first: bool, end: bool = False
     ) -> frozenset[_Walk]:
-        """Some walks and those that they reach without a character."""
+        """These walks and those that they reach without a character."""
         seen = set(given)
         waiting = list(seen)
         while waiting:

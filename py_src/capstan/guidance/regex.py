@@ -55,8 +55,9 @@ def parse_regex(pattern: str) -> Node:
 
 
 def parse_searched(pattern: str, possibly: bool = False) -> Node:
-    """The node for texts in which an expression matches anywhere, as JSON Schema's `pattern`, in all libraries or
-    `possibly` in one; plain() resolves its look-around. Raises GuidanceError with the column."""
+    """The node for texts in which an expression matches anywhere, as in JSON Schema's `pattern`: in all libraries or,
+    with `possibly`, in at least one. plain() resolves its look-around. Raises GuidanceError with the column.
+    """
     parser = _Parser(pattern, PORTABLE, possibly)
     return parser.checked(lambda: parser.whole(_found))
 
@@ -94,7 +95,7 @@ class _Parser:
             self._refuse(error.what, error.remedy)
 
     def whole(self, joined: Callable[[list[Node]], Node]) -> Node:
-        """The expression; its branches are joined by a function."""
+        """Read the whole expression; `joined` makes one node of its branches."""
         branches = [self._branch()]
         while self._take("|"):
             branches.append(self._branch())
@@ -174,7 +175,7 @@ class _Parser:
         return node if look is None else Look(node, "<" in look, "!" in look)
 
     def _class(self, letter: str) -> Ranges:
-        """The certain characters of a class or, within a negation, the possible ones."""
+        """The characters that a class has in all libraries; with `_possibly`, those that it has in at least one."""
         return (self._classes.possibly() if self._possibly else self._classes.surely)[letter]
 
     def _word_boundary(self, positive: bool) -> Node:

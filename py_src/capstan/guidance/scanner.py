@@ -30,12 +30,12 @@ class Scanner:
         self.at = found.end() if found else self.at
 
     def looks(self, pattern: str) -> re.Match[str] | None:
-        """Whether that text comes next, after skipped text."""
+        """The match of the pattern if it comes next, after skipped text."""
         self.skip()
         return re.compile(pattern).match(self.text, self.at)
 
     def take(self, pattern: str) -> re.Match[str] | None:
-        """The same, and skip that text."""
+        """Like `looks`, and moves past the match."""
         found = self.looks(pattern)
         if found:
             self.at = found.end()

@@ -87,8 +87,8 @@ def asks(name: str) -> bool:
 
 
 def modern(schema: Schema) -> Any:
-    """A schema in the form of the newest version: translates the other forms of OpenAPI 3.0 and draft 4, and `not` of
-    all.
+    """A schema in the form of the newest version: translates the forms of OpenAPI 3.0 and draft 4. A schema whose `not`
+    excludes every value becomes False.
     """
     if not schema.keys() & {"nullable", "not", "exclusiveMinimum", "exclusiveMaximum"}:
         return schema
@@ -200,7 +200,9 @@ def is_a(kind: str, value: Any) -> bool:
 
 
 def distinguished(parts: Sequence[Any]) -> Sequence[Any]:
-    """The branches, with a required property whose fixed values differ in each branch and so distinguish them."""
+    """The branches. A property whose fixed values differ in each branch becomes required, so that it distinguishes
+    them.
+    """
     if len(parts) < 2 or not all(isinstance(part, Mapping) and part.get("type") == "object" for part in parts):
         return parts
     for name in parts[0].get("properties", {}):

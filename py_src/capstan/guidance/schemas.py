@@ -134,7 +134,7 @@ class Schemas:
         return strings(schema, at) if schema.keys() & TYPES_KEYWORDS["string"] else None
 
     def values(self, schema: Any, at: str) -> list[Any] | None:
-        """The values that fit a schema, if they are few."""
+        """The values that fit a schema; None if they are too many to list."""
         schema = self.flat(schema, at)
         if not isinstance(schema, Mapping):
             return [] if schema is False else None

@@ -102,7 +102,7 @@ def special_tokens(tokenizer_json: str, size: int, stop: Collection[int]) -> Spe
 
 
 def _entries(content: Mapping[str, Any]) -> Iterable[tuple[str, int]]:
-    """Tokens with their ids; a Unigram model's are a list of (token, score)."""
+    """Tokens with their ids; a Unigram model has a list of (token, score) instead."""
     found = content["model"].get("vocab")
     if isinstance(found, Mapping):
         return found.items()
@@ -138,7 +138,7 @@ def _replaces_blank(content: Mapping[str, Any]) -> bool:
 
 
 def _of_pieces(token: str) -> str:
-    """The function for SentencePiece: <0x0A> is a byte, U+2581 a blank."""
+    """Translates a token of SentencePiece: <0x0A> is a byte, U+2581 a blank."""
     byte = _BYTE.fullmatch(token)
     return _in_alphabet(bytes([int(byte[1], 16)]) if byte else token.replace(_BLANK, " ").encode())
 

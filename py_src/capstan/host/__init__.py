@@ -93,8 +93,8 @@ class Host(Protocol):
         """
 
     async def adopt(self, path: Any, keep: bool) -> str:
-        """The name of the folder given to `Model.load`; it ends in a slash. With `keep`, a hub's repository may stay at
-        the state of its last load, and the small files of a folder may be kept.
+        """The host's name for the folder that was given to `Model.load`; it ends in a slash. With `keep`, a hub's
+        repository may stay at the state of its last load, and the small files of a folder may be kept.
         """
 
     def gguf_place(self, path: str) -> tuple[str, str] | None:
@@ -108,13 +108,13 @@ class Host(Protocol):
         """
 
     async def forget(self, addresses: Sequence[str] | None) -> int:
-        """Remove the kept small files of hubs' repositories and servers' folders. `None` removes all; addresses select
-        a repository or folder that has, or is, such an address. Returns the freed bytes of repositories.
+        """Remove the kept small files of hubs' repositories and servers' folders: all for `None`, else those of the
+        repositories and folders with one of these addresses. Returns the freed bytes of repositories.
         """
 
     async def backing(self, folder: str) -> Backing | None:
-        """The storage for files of one kind that outlasts a page load or a process; None if the host has no such
-        storage.
+        """The storage, in `folder`, for files of one kind; it outlasts page loads and processes. None if the host has
+        no such storage.
         """
 
 
@@ -147,7 +147,7 @@ def configure(*, ort_url: str | None = None) -> None:
     """Set the address of onnxruntime-web, before the first model is loaded. None leaves the address unchanged.
 
     `ort_url` is the address of a folder with the files of its `dist/`, relative to the page or, in a worker, to the
-    worker's script. A page made by `build.py` knows it. Raises OptionError if onnxruntime-web was loaded already, and
-    outside of a page.
+    worker's script. A page made by `build.py` knows this address. Raises OptionError if onnxruntime-web was loaded
+    already, and outside of a page.
     """
     current_host().configure(ort_url)

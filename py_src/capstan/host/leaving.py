@@ -15,8 +15,8 @@ __all__ = ["Leaving", "when_dropped"]
 def when_dropped(
     owner: object, host: Host, free: Callable[[], Coroutine[Any, Any, None] | None]
 ) -> weakref.finalize[Any, Any]:
-    """Let `host` begin the coroutine that `free` returns once `owner` is dropped; `free` must not refer to `owner`. If
-    `free` returns None there is nothing to do, because `owner` was closed. At the end of the program nothing is done.
+    """When `owner` is dropped, call `free` and let `host` run the coroutine that it returns; `free` must not refer to
+    `owner`. It returns None if `owner` was closed already. At the end of the program nothing is done.
     """
 
     def dropped() -> None:

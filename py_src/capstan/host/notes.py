@@ -1,7 +1,7 @@
 """Keeps facts for later page loads as small texts in the browser's storage.
 
-A note has a key (everything on which it depends) and a name, which holds at most one note. A note is returned only for
-the key with which it was written; if anything has changed since, the fact is determined again.
+A note has a key (everything on which it depends) and a name. There is at most one note of each name. A note is returned
+only for the key with which it was written; if anything has changed since, the fact is determined again.
 """
 
 from __future__ import annotations
@@ -103,7 +103,9 @@ class Notes:
 
 
 def notes_of_files() -> Notes:
-    """The notes about stored data files, by URL. When capstan.WeightStore evicts a file, it evicts its note."""
+    """The notes about stored data files, by URL. When capstan.WeightStore evicts a file, it also evicts the file's
+    note.
+    """
     return Notes(folder=FOLDER_OF_FILES)
 
 
@@ -124,7 +126,7 @@ def seal(name: str, of_key: str, content: str) -> str:
 
 @cache
 def build() -> str:
-    """The digest of the wheel that this Capstan came in, which identifies its files in keys."""
+    """The digest of the wheel from which this Capstan comes; in keys it identifies Capstan's files."""
     archive = getattr(__spec__.loader if __spec__ else None, "archive", None)
     if archive is None:
         return "not from a wheel"

@@ -14,7 +14,7 @@ class ReadyGraphs:
     about: str
     webgpu: str
     wasm: str
-    """Empty for activations in float16."""
+    """The graph for the CPU; empty for activations in float16."""
 
 
 @dataclass(frozen=True)

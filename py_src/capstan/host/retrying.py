@@ -55,7 +55,7 @@ def times(tried: int, error: BrokenDownloadError | None) -> str:
 
 
 def require_stall_timeout(seconds: float) -> float:
-    """Raise OptionError unless these are seconds after which a request without a byte may be aborted."""
+    """Raise OptionError unless `seconds` is a valid time after which to abort a request that receives no byte."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0.1 <= seconds <= 3600:
         raise OptionError(f"stall_timeout is {seconds!r}; it must be from 0.1 to 3600 seconds")
     return float(seconds)

@@ -69,7 +69,7 @@ _taken: Spans | None = None
 
 
 def begin(now: Callable[[], float]) -> None:
-    """Keep spans from now on. Raises OptionError if they are kept already."""
+    """Keep spans from now on. Raises OptionError if spans are kept already."""
     global _taken
     if _taken is not None:
         raise OptionError("a trace is already under way: end it before the next one begins")

@@ -171,7 +171,7 @@ class Source(Protocol):
         hashed: Callable[[int, bytes], None] | None,
     ) -> Outcome:
         """Load a part of the file into the sink, in ascending order, from the open file or the source
-        (web/src/worker/storage/weight_load.ts). Calls `told` with the offset that was reached, and `hashed` with the
+        (web/src/worker/storage/weight_load.ts). Calls `report` with the offset that was reached, and `hashed` with the
         start and the bytes of each shard. Raises WeightsChangedError, ModelFileError, and the sink's errors.
         """
 
@@ -251,7 +251,7 @@ class WeightData(Protocol):
         """
 
     async def note_upload(self, owner: str, requests: Sequence[Any], pieces: Sequence[Sequence[object]]) -> None:
-        """Let the next page begin the upload while Python starts."""
+        """Note the upload, so that the next page can begin it while Python starts."""
 
     def close(self) -> None: ...
 

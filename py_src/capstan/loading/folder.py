@@ -49,8 +49,7 @@ class Place:
 
 
 async def place_of(host: Host, path: Any, keep: bool) -> Place:
-    """The place that a caller named: a path, or an address with a path, that ends in .gguf is a file; others are
-    folders.
+    """The place that a caller named: a file if its path, or the path of its address, ends in .gguf, else a folder.
 
     Raises OptionError.
     """
@@ -80,8 +79,8 @@ async def find_model(
 ) -> FoundModel:
     """Find the model at a place. `dtype` names one of several dtypes of a repository, or the activations' type for a
     GGUF file; None takes the dtype that suits the device. With `keep` a file that holds graph and weights is stored, if
-    this host stores files. `overlay` changes genai_config.json; see `laid_over`. `hears` requires a speech model, or
-    excludes it.
+    this host stores files. `overlay` changes genai_config.json; see `laid_over`. If `hears` is True a speech model is
+    required, if it is False a speech model is refused.
 
     Raises ConfigError, ModelFileError, OptionError, UnsupportedModelError.
     """

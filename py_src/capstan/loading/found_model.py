@@ -30,7 +30,7 @@ class FoundModel:
 
 
 def named(found: FoundModel, name: str) -> FoundModel:
-    """Give the model this name in messages. Without this, the note of a ready-made model has the site's name."""
+    """Give the model this name in messages. Without this, a ready-made model has the name from the site's note."""
     return replace(found, config=replace(found.config, name=name))
 
 

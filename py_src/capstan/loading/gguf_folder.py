@@ -1,4 +1,4 @@
-"""Finds the model in GGUF files. Its graph is written from their headers."""
+"""Finds the model in GGUF files. The model's graph is written from the headers of the files."""
 
 from __future__ import annotations
 
@@ -130,8 +130,8 @@ async def derived(
 
 
 def written(file: GgufFile, name: str, dtype: str, small: Mapping[str, bytes]) -> FoundModel:
-    """Make the model that a header describes. `name` is the name of its first file; `small` has the bytes of tensors
-    that are constants of the graph.
+    """Make the model that a header describes. `name` is the name of the model's first file; `small` has the bytes of
+    tensors that are constants of the graph.
     """
     from ..graph.gguf.builder import write_graph  # noqa: PLC0415  (protobuf is for GGUF files only)
 

@@ -18,7 +18,7 @@ __all__ = ["open_beside", "read_beside"]
 async def read_beside(
     host: Host, folder: str, config: GenaiConfig, graphs: Mapping[str, bytes], keep: bool
 ) -> dict[str, bytes]:
-    """Read the graphs of a model that sees. Its decoder is joined to the embedding graph before it. Raises
+    """Read the graphs of a model that sees pictures. The embedding graph becomes a part of the decoder's graph. Raises
     ModelFileError, UnsupportedModelError.
     """
     about, found = config.vision, dict(graphs)

@@ -200,8 +200,9 @@ def taken(table: type[Table], given: Mapping[str, Any]) -> Table:
 
 
 def require_options(table: Any, options: Mapping[str, Any], pages: bool = False) -> None:
-    """Raise OptionError for a value outside of the choices or limits of an option of the class. The host checks options
-    with `host`, unless `pages` is true."""
+    """Raise OptionError for a value outside of the choices or limits of an option of the class. Options whose Row has
+    `host` are left to the host's check, unless `pages` is true.
+    """
     for name, row in rows(table).items():
         value = options.get(name)
         if value is not None and (pages or not row.host) and (described := row.refusal(name, value)):

@@ -205,7 +205,7 @@ def caches(values: Iterable[ValueInfoProto]) -> Caches:
 
 
 def pattern(found: Caches, kind: str, default: str) -> str:
-    """The name of the "key" or "value" caches of all layers."""
+    """The name of the "key" or "value" caches, with `%d` for the layer; `default` if there are none."""
     return next((name for name in found if kind in name.rpartition("%d")[2]), default)
 
 
@@ -269,7 +269,7 @@ def agreed(root: Section, keys: tuple[str, ...], found: int | None, where: str) 
 
 
 def field(root: Section, keys: tuple[str, ...]) -> int:
-    """The first of these fields that exists. All of them have the limit of the first field."""
+    """The value of the first of these fields that exists. The limit of the first field applies to all."""
     key = next((key for key in keys if root.value.get(key) is not None), keys[0])
     value, most = root.value.get(key), LARGEST.get(keys[0], MOST)
     if type(value) is not int or not 1 <= value <= most:
@@ -280,7 +280,7 @@ def field(root: Section, keys: tuple[str, ...]) -> int:
 
 
 def special(section: Section, key: str, vocab_size: int) -> int | None:
-    """A special token's id. If config.json lists several ids, it is the first."""
+    """A special token's id. If config.json lists several ids, the first one is taken."""
     found = section.tokens(key, vocab_size)
     return found[0] if found else None
 

@@ -19,7 +19,7 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Level:
-    """The different beginnings of tokens with the same length."""
+    """The different beginnings of tokens that have one length."""
 
     parents: Integers
     """The index, in the previous level, of the beginning that is a byte shorter."""

@@ -2,8 +2,8 @@
 copy.
 
 This is onnxruntime's DevicesAreMemoryCompatible (pull request 28037) for a page: there "the CPU" is several WebAssembly
-memories, none of which addresses another, and memory that the host maps is no storage on WebGPU. `way_between` plans
-the move of bytes.
+memories, none of which can address another, and a buffer that the host maps cannot be a storage buffer on WebGPU.
+`way_between` plans the move of bytes.
 """
 
 from __future__ import annotations

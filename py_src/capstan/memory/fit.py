@@ -123,8 +123,8 @@ class Fit:
 def fits(requirements: MemoryRequirements, limits: Limits, *, budget: int | None = None) -> Fit:
     """Compare every tensor with the device's limits, and the total with `budget` bytes if one is given.
 
-    A binding holds one whole tensor, so each must stay within max_binding_size and max_buffer_size. WebGPU does not
-    report the size of the memory: within the limits an allocation can still fail, as OutOfMemoryError.
+    A binding holds one whole tensor, so each tensor must stay within max_binding_size and max_buffer_size. WebGPU does
+    not report the size of the memory: within the limits an allocation can still fail, as OutOfMemoryError.
     """
     broken = list(_broken(requirements, limits, budget))
     if not broken:

@@ -204,8 +204,8 @@ def tape_scratch_items(sizes: Iterable[int], start: int = SIZE_ALIGNMENT) -> tup
 
 
 def weight_items(weights: Iterable[WeightEntry], *, start: int = SIZE_ALIGNMENT) -> tuple[PoolItem, ...]:
-    """The weights that became graph inputs: each is a separate buffer, except that weights of the same parts of a file
-    share one.
+    """The weights that became graph inputs: each is a separate buffer, except that weights made from the same parts of
+    a file share one buffer.
     """
     alike = {(entry.location, entry.pieces): entry for entry in reversed(list(weights))}
     return tuple(
@@ -225,8 +225,8 @@ class Packing:
 def pack(items: Iterable[PoolItem], alignment: int) -> Packing:
     """Put items that onnxruntime does not bind into one buffer, in order, each at a multiple of `alignment`.
 
-    No items overlap. For each item the buffer grows by less than `alignment` (or the item's own, if larger) beyond its
-    size.
+    No items overlap. For each item the buffer grows by less than `alignment` (or the item's own alignment, if larger)
+    beyond its size.
     """
     offsets: dict[str, int] = {}
     end = 0

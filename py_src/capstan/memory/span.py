@@ -56,7 +56,7 @@ class DeviceBuffer:
 
     @property
     def handle(self) -> Any:
-        """Raises ClosedError after `close`."""
+        """The handle of the bytes on the device. Raises ClosedError after `close`."""
         if self._closed and self._holders == 0:
             raise ClosedError(f"buffer {self.label!r} of {self.size} bytes was closed; allocate it again")
         return self._handle
@@ -140,7 +140,9 @@ class Loan:
     """
 
     def __init__(self, spans: Mapping[str, DeviceSpan], *, whole: Collection[str] = (), shared: bool = False) -> None:
-        """Holds these parts; for names in `whole` the whole buffers. Raises ClosedError, and then holds nothing."""
+        """Hold these parts; for names in `whole`, hold the whole buffers. Raises ClosedError if a buffer was closed,
+        and then holds nothing.
+        """
         self.spans = dict(spans)
         self.taken = {name: span.buffer.span() if name in whole else span for name, span in spans.items()}
         self.shared = shared

@@ -81,7 +81,7 @@ OPERATIONS = {
 
 
 def memory_info(device: str, memory_type: MemoryType, device_id: int = 0) -> MemoryInfo:
-    """The place of a device's buffers of that type."""
+    """The memory in which a device makes buffers of that type."""
     place = PLACES.get((device, memory_type), HOST_PLACE)
     return MemoryInfo(place.name, device, memory_type, device_id, place.heap, place.alignment)
 

@@ -50,7 +50,7 @@ def read_json(text: str | bytes, most_bytes: int = MOST_BYTES) -> Any:
 
 
 def is_deeper(data: bytes, most: int) -> bool:
-    """Whether brackets outside of strings are nested deeper than that, closed or not."""
+    """Whether brackets outside of strings, closed or not, are nested deeper than `most`."""
     if data.count(b"[") + data.count(b"{") <= most:
         return False
     plain = data.replace(b"\\\\", b"").replace(b'\\"', b"").translate(ONE_KIND, OTHERS)

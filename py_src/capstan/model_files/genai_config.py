@@ -414,8 +414,8 @@ def with_session_options(config: GenaiConfig, name: str, session_options: Any) -
 
 
 def with_room(config: GenaiConfig, max_length: int | None) -> GenaiConfig:
-    """The configuration for sequences of that length, at most the context's; None leaves it unchanged. Raises
-    OptionError.
+    """The configuration for sequences of `max_length` tokens, at most the context length; None leaves it unchanged.
+    Raises OptionError.
     """
     if max_length is None:
         return config

@@ -50,7 +50,7 @@ class KnownModel:
 
     @property
     def repository(self) -> HubRepository:
-        """Its place, for `Model.load` and `plan`."""
+        """The place of the model, for `Model.load` and `plan`."""
         return HubRepository(self.id)
 
 

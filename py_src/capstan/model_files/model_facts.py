@@ -91,6 +91,6 @@ def shown(text: str | None) -> str:
 
 
 def rounded(count: int, billions: str) -> str:
-    """A count in millions or billions: 135 M, 1.2 B; `billion` is the letter for billions."""
+    """A count in millions or billions: 135 M, 1.2 B; `billions` is the letter for billions."""
     unit, size = (billions, 1e9) if count >= 999.5e6 else ("M", 1e6)
     return f"{count / size:.{0 if count >= 9.95 * size else 1}f} {unit}"

@@ -1,8 +1,8 @@
 """Lists the architectures in `model.type` of genai_config.json: the names that run, and the reasons why others do not
 run.
 
-The name does not affect how a model runs: the graph determines that. It identifies models that are more than one text
-decoder whose layers each have one key and one value cache, or a state that each run overwrites.
+The name does not affect how a model runs: the graph determines that. It identifies models that consist of more than one
+text decoder, or whose layers have more than one key and one value cache each, or a state that each run overwrites.
 """
 
 from __future__ import annotations

@@ -115,7 +115,9 @@ def qdq_accuracy(session_options: Section) -> int:
 
 
 def rope_joined_at(decoder: Section) -> int:
-    """The first long row of a model's rotary tables; 0 if it has one kind of factors."""
+    """The first row of a model's rotary tables that is made with the long factors; 0 if the model has one kind of
+    factors.
+    """
     found = 0
     for options in webgpu_options(decoder.section("session_options", optional=True)):
         value = options.value.get(LONG_ROPE, str(found))

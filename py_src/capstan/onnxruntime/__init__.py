@@ -1,10 +1,10 @@
-"""Any ONNX model in a page, in the shape of the native onnxruntime: `import capstan.onnxruntime as ort`.
+"""Runs any ONNX model in a page, with the interface of the native onnxruntime: `import capstan.onnxruntime as ort`.
 
 session = await ort.InferenceSession.create("/models/any/model.onnx", providers=["WebGpuExecutionProvider"])
 [y] = await session.run_async(None, {"x": array})
 
-Arrays are PEP 3118 buffers (memoryview, array.array, ...); where numpy is loaded, results are ndarrays. Each name of
-onnxruntime that waits has a twin that ends in `_async`; see docs/design.md, "Waiting".
+Arrays are PEP 3118 buffers (memoryview, array.array, ...); where numpy is loaded, results are ndarrays. Each function
+of onnxruntime that waits has a twin whose name ends in `_async`; see docs/design.md, "Waiting".
 """
 
 from __future__ import annotations

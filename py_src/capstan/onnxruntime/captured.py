@@ -134,7 +134,7 @@ class AutomaticCapture:
         feeds: Sequence[BoundSpan],
         outputs: dict[str, BoundOutput],
     ) -> CapturedRun | None:
-        """The captured run; its outputs hold the results for the present inputs."""
+        """Capture the run; its outputs hold the results for the present inputs. None if it cannot be captured."""
         reason = self._refused
         if reason is None:
             try:

@@ -25,7 +25,8 @@ class HostArray:
 
     @classmethod
     def of(cls, what: str, value: Any, dtype: str | None = None) -> HostArray:
-        """A view of an ndarray, a memoryview, an array.array or another PEP 3118 buffer; of a pair (flat data, shape).
+        """A view of an ndarray, a memoryview, an array.array or another PEP 3118 buffer, or of a pair (flat data,
+        shape).
 
         `what` names it in errors. Plain bytes in a pair are elements of `dtype`, if that is given. An array that is
         not C-contiguous is copied. Raises BindingError.
@@ -86,8 +87,8 @@ def empty(dtype: str, dims: Sequence[int]) -> HostArray:
 def as_array(host: HostArray) -> Any:
     """Give the tensor to its user without a copy: as an ndarray if numpy is loaded, else as a memoryview.
 
-    A memoryview has no dimension of size 0 (it is then flat) and, if Python cannot cast to it, no float16 (it then
-    shows the bits as uint16).
+    As a memoryview, a tensor with a dimension of size 0 is flat, and a float16 tensor shows its bits as uint16 if
+    Python cannot cast to float16.
     """
     numpy = sys.modules.get("numpy")
     if numpy is not None:

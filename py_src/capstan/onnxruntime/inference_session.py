@@ -48,9 +48,9 @@ class NodeArg:
 class InferenceSession(OpenSession):
     """A model ready to run; see onnxruntime.InferenceSession.
 
-    `path_or_bytes` is a URL of the page's origin, a file, or the serialized model. External data is read from next to a
-    path, kept in the browser's storage unless `sess_options` turn that off, and on WebGPU shared by all sessions and
-    models of the page. `providers` are names, or pairs (name, options), in order of preference:
+    `path_or_bytes` is a URL of the page's origin, a file, or the serialized model. External data is read from files
+    next to the path, kept in the browser's storage unless `sess_options` turn that off, and on WebGPU shared by all
+    sessions and models of the page. `providers` are names, or pairs (name, options), in order of preference:
     'WebGpuExecutionProvider' (or 'webgpu') and 'CPUExecutionProvider' ('wasm', 'cpu'). A step down to the next one
     gives a warning; the default is WebGPU on a hardware adapter, else the CPU. `get_providers()` returns the provider
     in use.
@@ -154,7 +154,7 @@ class InferenceSession(OpenSession):
     ) -> list[Any]:
         """Run on arrays (PEP 3118 buffers) or OrtValues; returns the named outputs (None means all) as arrays.
 
-        Outputs named in `out` are written directly into the given arrays. All outputs come from a GPU in the run's own
+        Outputs named in `out` are written directly into the given arrays. From a GPU all outputs come in the run's own
         last submit, with one map. Raises BindingError for names, types and shapes that the model does not have, and for
         arrays that overlap.
         """
@@ -219,8 +219,8 @@ class InferenceSession(OpenSession):
 
     def capture(self, iobinding: IOBinding) -> CapturedRun:
         """Record one run on the bound tensors as a tape of GPU commands; see CapturedRun. Raises TapeError with the
-        reason if that is impossible: on the CPU, for outputs bound to 'cpu', for models that choose their path, work in
-        place or have attention with a window.
+        reason if that is impossible: on the CPU, for outputs bound to 'cpu', for models with control flow, nodes that
+        work in place or attention with a window.
         """
         twin = "session.capture_async(binding)"
         return blocking(self.host, "session.capture", twin, lambda: self.capture_async(iobinding))

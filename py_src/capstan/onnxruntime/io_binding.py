@@ -81,9 +81,9 @@ class IOBinding:
     ) -> None:
         """Bind an output to new memory of 'cpu' or 'webgpu', made at each run, or to existing memory.
 
-        `buffer_ptr` is that of `bind_input`, and then element type and shape are required. Without it, a `memory_info`
-        of the session's device may name the memory instead of `device_type`. Host accessible memory means 'cpu': the
-        result is in Python's heap after the run, and its `numpy()` is a view.
+        With `buffer_ptr`, which may be as in `bind_input`, element type and shape are required. Without it, a
+        `memory_info` of the session's device may name the memory instead of `device_type`. Host accessible memory means
+        'cpu': the result is in Python's heap after the run, and its `numpy()` is a view.
         """
         spec = known("output", self.session.outputs, name)
         if memory_info is not None:

@@ -40,8 +40,8 @@ class OrtValue:
         owned: bool = False,
         keep: Any = None,
     ) -> None:
-        """`device` is None for Python's heap; `owned` closes the buffer with the value; `keep` lives as long as the
-        value.
+        """`device` is None for Python's heap. If `owned` is True, closing the value also closes its buffer. `keep` is
+        an object that lives as long as the value.
         """
         self._span = span
         self._dtype = dtype

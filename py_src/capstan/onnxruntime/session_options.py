@@ -38,7 +38,7 @@ class SessionOptions:
         self._entries[key] = value
 
     def get_session_config_entry(self, key: str) -> str:
-        """The value that was set. OptionError if it was not set."""
+        """The value that was set. Raises OptionError if it was not set."""
         if key not in self._entries:
             raise OptionError(f"session configuration entry {key!r} was not set; set it with add_session_config_entry")
         return self._entries[key]

@@ -49,8 +49,8 @@ async def complete(
 ) -> dict[str, Any]:
     """Continue a prompt with a new generator, and notify the page of each token. `limit` is the reason to finish at
     max_length. The keys of the result are those of `build.py run --json`; with several sequences `choices` has all of
-    them and the other keys are of the first. `answer` makes the reader of each answer of a chat; its prompt has the
-    `pictures`.
+    them and the other keys are those of the first. `answer` makes the reader of each answer of a chat. The prompt has
+    the `pictures`.
     """
     begun: Sequence[int] = request.get("begun") or []  # type: ignore[assignment]  # of the requests that have it
     search = params.search

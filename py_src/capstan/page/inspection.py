@@ -41,7 +41,7 @@ async def emit_alternatives(
     generator: Generator, tokenizer: Tokenizer, answer: Sequence[int], count: int, ends: Sequence[int]
 ) -> None:
     """Run the model over the answer, which follows the generator's sequence, and notify the page of each token in turn.
-    Afterwards the sequence ends before the answer's last token, or at the cancelled one.
+    Afterwards the sequence ends before the answer's last token or, after a cancellation, at the token that was reached.
     """
     before = generator.get_sequence()[-CONTEXT_TOKENS:]
     for place, token in enumerate(answer):
@@ -109,8 +109,8 @@ def times_report(timing: Timing) -> dict[str, Any]:
 
 
 async def tape_of(generator: Generator, prompt: Sequence[int]) -> dict[str, Any]:
-    """The operations of the decode step after a prompt and a token, with the GPU's time for each; without GPU times
-    none, and a note with the reason.
+    """The operations of the decode step after a prompt and a token, with the GPU's time for each. Without GPU times
+    `operations` is None, and `note` has the reason.
     """
     generator.append_tokens(prompt)
     await generator.prepare_async(record=True)

@@ -184,8 +184,8 @@ class PageSession:
                 ready_report(model, generator)
 
     def leave_unrecorded(self) -> None:
-        """Called when a request arrives, whose first token needs no recording; work that the GPU has begun ends
-        first.
+        """Cancel the recording when a request arrives, since its first token does not need it. Work that the GPU has
+        begun ends first.
         """
         if self.recording is not None:
             self.recording.cancel()

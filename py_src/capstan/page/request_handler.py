@@ -34,8 +34,8 @@ class RequestHandler:
         """Seconds without a request until stored weights are compared with their digests."""
 
     async def handle(self, text: str, number: int, attached: Any = None) -> str:
-        """Answer one request; both are JSON. Every error becomes a reply with its type, message and traceback.
-        `attached` are the attachments (web/src/wire/protocol.ts, Attached).
+        """Answer one request; the request and the reply are JSON. Every error becomes a reply with its type, message
+        and traceback. `attached` are the attachments (web/src/wire/protocol.ts, Attached).
         """
         self.running, self.number = asyncio.current_task(), number
         host_calls.be_interrupted_once()
@@ -63,7 +63,7 @@ class RequestHandler:
         return json.dumps(reply)
 
     def look_after_weights(self, milliseconds: float) -> None:
-        """Compare stored weights with their digests after that number of seconds without a request; math.inf means
+        """Compare stored weights with their digests after that number of milliseconds without a request; math.inf means
         never.
         """
         self.verify_after = milliseconds / 1000

@@ -192,7 +192,9 @@ class EndSessionRequest(TypedDict):
 
 
 class LoadEmbedderRequest(EmbedderOptions):
-    """Load an encoder of texts; see capstan.embeddings.Embedder.load. The worker keeps it until it ends."""
+    """Load an encoder of texts; see capstan.embeddings.Embedder.load. The worker keeps the encoder until the worker
+    ends.
+    """
 
     kind: Literal["load_embedder"]
     model: ModelFolder
@@ -208,7 +210,7 @@ class EmbedRequest(TypedDict):
 
 
 class LoadTranscriberRequest(EmbedderOptions):
-    """Load a speech model; see capstan.Transcriber. The worker keeps it until it ends."""
+    """Load a speech model; see capstan.Transcriber. The worker keeps the model until the worker ends."""
 
     kind: Literal["load_transcriber"]
     model: ModelFolder
@@ -231,8 +233,8 @@ class TranscribeRequest(TypedDict):
 
 
 class ListenRequest(TypedDict):
-    """Make captions of a sound while it arrives; they are `caption` events. The result is false if it was cancelled.
-    See capstan.Transcriber.listen.
+    """Make captions of a sound while it arrives; they are `caption` events. The result is false if the captions were
+    cancelled. See capstan.Transcriber.listen.
     """
 
     kind: Literal["listen"]
@@ -250,7 +252,7 @@ class ListenRequest(TypedDict):
 
 
 class LoadVoiceRequest(EmbedderOptions):
-    """Load a model that speaks; see capstan.Voice.load. The worker keeps it until it ends."""
+    """Load a model that speaks; see capstan.Voice.load. The worker keeps the model until the worker ends."""
 
     kind: Literal["load_voice"]
     model: ModelFolder

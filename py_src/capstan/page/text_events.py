@@ -29,8 +29,8 @@ class Choice:
         row: int | None,
         answer: AnswerStream | None = None,
     ) -> None:
-        """`begun` are its first tokens, which are given; `row` is its index among several, None for one; `answer` reads
-        the answer of a chat.
+        """`begun` are the given first tokens of the sequence; `row` is its index among several sequences, None if it is
+        the only one; `answer` reads the answer of a chat.
         """
         self.ids: list[int] = []
         self.text = ""

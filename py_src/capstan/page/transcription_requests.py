@@ -85,7 +85,7 @@ async def transcribe(request: TranscribeRequest, samples: Any) -> dict[str, Any]
 
 
 async def listen(request: ListenRequest, samples: Any) -> bool:
-    """Send captions of the request's samples as events; returns False if it was cancelled."""
+    """Send captions of the request's samples as events. Returns False if the captions were cancelled."""
     number, action = request["live"], request["action"]
     if action == "begin":
         options = {name: request.get(name) for name in vars(LiveOptions())}

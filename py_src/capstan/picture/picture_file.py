@@ -82,7 +82,7 @@ def pixels_of_rgba(given: Rgba, name: str) -> Pixels:
 
 
 def pixels_of(picture: Image.Image) -> Pixels:
-    """The pixels as red, green and blue; of 16 bits the upper eight, like libpng."""
+    """The pixels as red, green and blue; values of 16 bits keep the upper eight, as in libpng."""
     if picture.mode.startswith("I;16"):
         upper = (np.asarray(picture) >> 8).astype(np.uint8)
         return np.repeat(upper[:, :, np.newaxis], 3, axis=2)

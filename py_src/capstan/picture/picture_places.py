@@ -40,7 +40,7 @@ GEMMA = Place(f"\n\n{BEGIN}{PLACEHOLDER * PLACES}{END}\n\n", PLACES)
 
 
 def grid_place(grid: Sequence[int], merge: int) -> Place:
-    """The place of a picture of some frames, rows and columns of patches."""
+    """The place of a picture whose `grid` has its frames, rows and columns of patches."""
     count = prod(grid) // merge**2
     return Place(f"{VISION}{PATCHES * count}{VISION_END}", count)
 
@@ -58,8 +58,9 @@ def tiles_place(rows: int, columns: int, each: int) -> Place:
 
 
 def text_with_places(text: str, mark: str, places: Sequence[Place]) -> str:
-    """A prompt's text with the places of its pictures, for VISION in place of all up to VISION_END. Raises PictureError
-    if it has another number of marks."""
+    """A prompt's text in which each mark is replaced by a picture's place; with the mark VISION, the text up to
+    VISION_END is replaced, too. Raises PictureError if the numbers of marks and places differ.
+    """
     first, *rest = text.split(mark)
     if len(rest) != len(places):
         raise PictureError(

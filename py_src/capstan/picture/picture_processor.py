@@ -222,7 +222,9 @@ def patch_image(fields: Section) -> Step:
     side, frames, merge = (whole_number(fields, key, default) for key, default in known.items())
 
     def patches(values: Array) -> Array:
-        """[frames, rows, columns, values of a patch]; those that become one row of features are one after another."""
+        """The patches, [frames, rows, columns, values of a patch]; patches that become one row of features follow one
+        another.
+        """
         rows, columns = (size // side for size in values.shape[:2])
         if any(size % (side * merge) for size in values.shape[:2]):
             raise PictureError(f"becomes {values.shape[1]} x {values.shape[0]} pixels, no multiples of {side * merge}")

@@ -99,7 +99,9 @@ def edge(root: Section, key: str) -> int:
 
 
 def longest_sides(pixels: Pixels, longest: int) -> tuple[int, int]:
-    """The sides of a picture resized so that the longer one has that length, and the other is even; at most LONGEST."""
+    """The sides of a picture resized so that the longer one has `longest` pixels, and the other is even; at most
+    LONGEST.
+    """
     height, width, _ = pixels.shape
     ratio = width / height
     if width >= height:

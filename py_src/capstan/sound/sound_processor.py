@@ -58,7 +58,8 @@ class Sounds:
 
     def checked(self, samples: Any, name: str, longest: float) -> Array:
         """Samples of one channel at RATE, from an array of numbers. Raises SoundError for other values, NaN and
-        infinity, and for too few or too many."""
+        infinity, and for too few or too many samples.
+        """
         try:
             found = np.asarray(samples, np.float32)
         except (TypeError, ValueError) as error:
@@ -75,7 +76,9 @@ class Sounds:
         return found
 
     def _resampled(self, file: SoundFile, start: int, stop: int) -> Array:
-        """The frames from `start` to before `stop` at RATE. The filter also hears a second before and after them."""
+        """The frames from `start` to before `stop` at RATE. The filter also reads one second of sound before and after
+        them.
+        """
         if file.rate == RATE:
             return mean(file.samples(start, stop))
         before, after = max(0, start - file.rate), stop + file.rate

@@ -110,7 +110,7 @@ def opened(data: bytes, name: str, longest: float) -> WaveFile:
 
 
 def require_finite(samples: np.ndarray[Any, np.dtype[np.float32]], name: str, start: int = 0) -> None:
-    """Raise SoundError for a frame with NaN or infinity; the first one is frame `start` of the sound."""
+    """Raise SoundError for a frame with NaN or infinity. The first of these frames is frame `start` of the sound."""
     finite = np.isfinite(samples)
     if not finite.all():
         place = start + int(np.argwhere(~finite)[0][0])

@@ -53,7 +53,7 @@ class Listener:
         """An utterance that seemed to end, and its text."""
 
     async def hear(self, samples: Any) -> AsyncIterator[Caption]:
-        """The captions that the next samples give, of any number. Raises SoundError."""
+        """The captions that the next samples give. A block may have any number of samples. Raises SoundError."""
         self._kept = np.concatenate([self._kept, checked(samples)])
         heard = self._first + len(self._kept)
         whole = (heard - self._seen) // WINDOW * WINDOW

@@ -130,7 +130,7 @@ class SpeechTokens:
 
 
 def id_list(about: Mapping[str, Any], name: str) -> tuple[int, ...] | None:
-    """A list of ids; None without one. Raises ConfigError."""
+    """A list of ids; None if there is none of that name. Raises ConfigError."""
     found = about.get(name)
     if found is None:
         return None

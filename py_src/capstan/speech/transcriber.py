@@ -34,12 +34,12 @@ class Transcriber:
     """Turns speech into text with a Whisper or a Moonshine model.
 
     `sound` is the content of a sound file (bytes), its path (str), or samples of one channel at 16,000 Hz: an array of
-    floats. It may last 4 hours. The model hears windows of 30 seconds, each from the last whole segment on, as in
-    openai's `transcribe` and transformers' `generate`. Search is greedy.
+    floats. It may last 4 hours. The model hears windows of 30 seconds, each from the end of the last whole segment, as
+    in openai's `transcribe` and transformers' `generate`. Search is greedy.
 
     `language` is a code such as 'de'; by default the model detects it. `task` is 'transcribe', or 'translate' for
-    English text. With `timestamps` segments have their times. Moonshine has neither; its windows are cut where a sound
-    is quietest.
+    English text. With `timestamps` segments have their times. Moonshine has none of these options; its windows are cut
+    where a sound is quietest.
 
     Raises UnsupportedModelError for a text model.
     """

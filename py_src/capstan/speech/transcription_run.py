@@ -51,7 +51,7 @@ class Transcription:
     """The length of the sound in seconds."""
 
     def vtt(self) -> str:
-        """The segments as captions in the WebVTT format. OptionError without timestamps."""
+        """The segments as captions in the WebVTT format. Raises OptionError without timestamps."""
         shown = []
         for each in self.segments:
             text = each.text.strip().replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

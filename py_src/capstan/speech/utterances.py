@@ -56,7 +56,7 @@ class Utterances:
 
     @property
     def open(self) -> int | None:
-        """The first sample of an open utterance that is too long for noise; None if there is none."""
+        """The first sample of the open utterance, if this is too long to be noise; None if there is none."""
         if self._start is None or self._quiet is not None or self._heard - self._start <= SHORTEST:
             return None
         return self._padded(self._start)

@@ -52,7 +52,9 @@ class VoiceModel:
 
     @classmethod
     async def load(cls, path: Any, **options: Unpack[EmbedderOptions]) -> VoiceModel:
-        """Raises ConfigError, ModelFileError, OptionError, UnsupportedModelError, DeviceUnavailableError."""
+        """Load the model at `path`. Raises ConfigError, ModelFileError, OptionError, UnsupportedModelError,
+        DeviceUnavailableError.
+        """
         device, dtype = options.get("device", "auto"), options.get("dtype")
         if device not in ("webgpu", "wasm", "auto"):
             raise OptionError(f"device is {device!r}; it must be one of 'webgpu', 'wasm' and 'auto'")
@@ -121,8 +123,9 @@ class VoiceModel:
 
 
 async def symbols_of(host: Host, folder: str) -> dict[str, int]:
-    """The ids of phonemes: of tokenizer.json, or of a config.json that has them. Raises ConfigError, ModelFileError,
-    UnsupportedModelError for a model that does not speak."""
+    """The ids of phonemes, from tokenizer.json, or from a config.json that has them. Raises ConfigError,
+    ModelFileError, UnsupportedModelError for a model that does not speak.
+    """
     config = await host.read_optional(folder, "config.json")
     if config is None:
         raise ModelFileError(f"{folder}config.json is missing; put it beside tokenizer.json and voices/")

@@ -40,7 +40,7 @@ def _edit(keys: Keys, options: Any, row: Row) -> None:
 
 
 def _table(options: Any, vocab: int) -> array[int]:
-    """The end of each word in the table, then the words."""
+    """The end of each word (a banned list of ids) in the table, then the ids of all words."""
     words = [word for word in _banned(options) if max(word) < vocab]
     ends, at = [], len(words)
     for word in words:
@@ -51,8 +51,8 @@ def _table(options: Any, vocab: int) -> array[int]:
 
 @dataclass(frozen=True)
 class BadWords(StageOptions):
-    """`bad_words_ids` (lists of ids): the last token of a list is banned if the sequence ends in the others. A list of
-    only an end-of-sequence id is ignored.
+    """`bad_words_ids` (lists of ids): the last token of a list is banned if the sequence ends in the other ids of the
+    list. A list of only an end-of-sequence id is ignored.
     """
 
     bad_words_ids: tuple[tuple[int, ...], ...] = ()

@@ -43,7 +43,7 @@ def float32_bits(value: float) -> int:
 
 
 def parts_of_key(key: int) -> tuple[bool, int, int] | None:
-    """Sign, significand and exponent of two of the float32 with this key; None for an infinity."""
+    """Sign, significand and binary exponent of the float32 with this key; None for an infinity."""
     negative = key < SIGN
     bits = (~key if negative else key) & 0x7FFFFFFF
     if bits >= INFINITY:
@@ -52,7 +52,7 @@ def parts_of_key(key: int) -> tuple[bool, int, int] | None:
 
 
 def key_of_parts(negative: bool, bits: int) -> int:
-    """The key of a float32 by its sign and the rest of its bits; both zeros are one."""
+    """The key of a float32 by its sign and the rest of its bits; +0 and -0 have one key."""
     if bits == 0:
         return SIGN
     return ~(bits | SIGN) & 0xFFFFFFFF if negative else bits | SIGN

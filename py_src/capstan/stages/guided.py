@@ -1,9 +1,9 @@
 """guided: only tokens that a grammar allows can be picked.
 
 A bit mask has the allowed tokens. The host writes it before each pick (capstan.guidance), or the GPU computes it: with
-a `GrammarTable` it follows each row's picks through an automaton over bytes, and walks all tokens through it before the
-next pick. A token that is not allowed gets a key below every other, so that it loses even if all allowed tokens count
-as -inf. This stage edits last, so that no other stage can allow a token again.
+a `GrammarTable` it follows each row's picks through an automaton over bytes, and walks all tokens through the automaton
+before the next pick. A token that is not allowed gets a key below every other, so that it loses even if all allowed
+tokens count as -inf. This stage edits last, so that no other stage can allow a token again.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ _PUSHED = 32
 class GrammarTable:
     """An automaton over bytes and the tokens' bytes, in the GPU's form; capstan.guidance makes it.
 
-    u32 words: the class of each byte, 4 a word. From 64 on, for each state `width` words: for each class the next state
-    plus 1 with the place of a list of pushed states in the upper half, 0 where the byte does not fit; then 1 if its
-    rule may end there. From `pushes` on these lists, each after its length. From `tokens` on the start of each token's
-    bytes, and the end of the last token's, with the highest bit set for a token that ends outputs. From `bytes` on the
+    The u32 words begin with the class of each byte, 4 classes a word. From word 64 each state has `width` words. The
+    first ones are for the classes: the next state plus 1, with the place of a list of pushed states in the upper half,
+    or 0 if the byte does not fit; the last one is 1 if the state's rule may end there. From `pushes` there are the
+    lists of pushed states, each after its length. From `tokens` there are the start of each token's bytes and the end
+    of the last token's bytes; the highest bit is set for a token that ends outputs. From `bytes` there are the tokens'
     bytes.
     """
 

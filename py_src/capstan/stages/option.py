@@ -85,7 +85,7 @@ def integer(name: str, value: object, low: int, high: int, *, floats: bool = Tru
 
 
 def real(name: str, value: object) -> float:
-    """The finite number as a float; OptionError otherwise."""
+    """The finite number as a float. Raises OptionError for other values."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise OptionError(f"{name} is {value!r}; it must be a number")
     try:
@@ -98,7 +98,7 @@ def real(name: str, value: object) -> float:
 
 
 def switch(name: str, value: object) -> None:
-    """OptionError unless it is True or False."""
+    """Raise OptionError unless the value is True or False."""
     if not isinstance(value, bool):
         raise OptionError(f"{name} is {value!r}; it must be True or False")
 
@@ -116,7 +116,7 @@ def items(name: str, values: object, what: str) -> tuple[Any, ...]:
 
 
 def token_ids(name: str, values: object) -> tuple[int, ...]:
-    """The ids of a list of token ids; OptionError otherwise."""
+    """The ids of a list of token ids. Raises OptionError for other values."""
     found = items(name, values, "token ids")
     return tuple(integer(name, value, 0, INTEGER_LIMIT, floats=False) for value in found)
 

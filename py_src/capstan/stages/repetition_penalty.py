@@ -34,7 +34,7 @@ class _Options(Protocol):
 
 
 def _penalty(options: _Options) -> tuple[int, int]:
-    """The penalty as significand (24 bits, the first one set) and exponent of two."""
+    """The penalty as significand (24 bits, the first one set) and binary exponent."""
     fraction, exponent = math.frexp(options.repetition_penalty)
     return int(fraction * 2**24), exponent - 24
 
@@ -47,7 +47,7 @@ def _edit(keys: Keys, options: _Options, row: Row) -> None:
 
 
 def penalised(key: int, penalty: tuple[int, int]) -> int:
-    """The key of a penalised logit, from the logit's."""
+    """The key of a penalised logit, from the key of the logit."""
     parts = parts_of_key(key)
     if parts is None or parts[1] == 0:
         return key

@@ -59,8 +59,8 @@ _POSITIVE_ZERO_KEY = 0x80000000
 
 
 class PeakedLogits(Floats):
-    """One row of float32 logits that stay unchanged, with the largest of each PEAK of them: a vocabulary takes Python
-    longer than a small model takes a step.
+    """One row of float32 logits that stay unchanged, with the largest of each PEAK of them. Without these, finding the
+    largest one of a vocabulary takes Python longer than a small model's step.
     """
 
     PEAK = 64
@@ -222,8 +222,8 @@ def finite_logits(
     logits: Buffer, options: SearchOptions | None = None, tokens: Sequence[int] = (), prompt: int = 0
 ) -> Sequence[float]:
     """One row of logits, float32 [vocabulary], in the order of `sample`: NaN and -inf become float32's smallest number,
-    +inf its largest. With options, after the stages that edit the row of a sequence `tokens`, of which the first
-    `prompt` were not picked.
+    +inf its largest. With options, the stages first edit the row, which belongs to a sequence `tokens`, of which the
+    first `prompt` were not picked.
     """
     known = Row(len(tokens), tokens, prompt)
     stages = () if options is None else options.stages()
@@ -289,12 +289,12 @@ class RowKeys:
         return max(self._peaks)
 
     def first(self, largest: float) -> int:
-        """The first token with the largest logit, which `peak` gave."""
+        """The first token with the largest logit, which `peak` returned."""
         number = self._peaks.index(largest)
         return number * self._size + self._part(number).index(largest)
 
     def near(self, least: float) -> dict[int, int]:
-        """The keys by id of all tokens whose logits are at least that, after `peak`."""
+        """The keys by id of all tokens whose logits are at least `least`. Call `peak` first."""
         found = {}
         for number, peak in enumerate(self._peaks):
             if peak >= least:

@@ -31,7 +31,7 @@ class Speculation:
 
     The drafts are the tokens that followed the latest earlier occurrence of the last `ngram_size` tokens: at most
     `max_draft_tokens`. With `chained` they continue past the end of the sequence, as if the earlier drafts were part of
-    it. With `always` steps are drafted even if that takes longer.
+    it. With `always` steps are drafted even if they take longer than steps without drafts.
     """
 
     ngram_size: int = 3

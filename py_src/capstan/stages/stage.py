@@ -18,7 +18,7 @@ NEGATIVE_INFINITY_KEY = 0x007FFFFF
 
 
 class Keys(Protocol):
-    """The keys of a row's tokens, by id; see capstan.sampling."""
+    """The keys of a row's tokens, by id; see capstan.stages.sampling."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, token: int, /) -> int: ...
@@ -48,7 +48,7 @@ class Row:
 class Stage:
     """A stage of the search. Functions take the `SearchOptions`; a WGSL function is named after the stage.
 
-    Keys and weights are those of capstan.sampling, which also defines the order of changes.
+    Keys and weights are those of capstan.stages.sampling, which also defines the order of changes.
     """
 
     name: str

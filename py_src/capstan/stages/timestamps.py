@@ -83,7 +83,7 @@ def _likelier(keys: Keys, begin: int, first: int, last: int) -> bool:
 
 
 def _table(options: Any, vocab: int) -> array[int]:
-    """A bit for each token that is never picked, then a bit for each that is not picked first."""
+    """A bit for each token that is never picked, then a bit for each token that is never the first pick."""
     words = -(-vocab // 32)
     found = array("I", bytes(8 * words))
     for first in (False, True):

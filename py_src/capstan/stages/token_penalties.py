@@ -24,7 +24,7 @@ _LIMITS = f"from {-_LIMIT} to {_LIMIT}"
 
 
 def _fixed(value: float) -> int:
-    """In units of 2**-24."""
+    """A penalty in units of 2**-24."""
     units: int = round(Fraction(value) * 2**_UNIT)
     return units
 

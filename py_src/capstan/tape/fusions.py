@@ -98,7 +98,7 @@ def put_back(graph: StepGraph, left_out: Mapping[int, LeftOut]) -> StepGraph:
 
 
 def require_computed(placement: Placement, left_out: Mapping[int, LeftOut]) -> Placement:
-    """The placement; TapeError if a remaining recorded attention ignores a window or soft cap."""
+    """The placement. Raises TapeError if a remaining recorded attention ignores a window or soft cap."""
     ours = Counter(node.what.key for node in placement.nodes if isinstance(node.what, Attention | PrefillAttention))
     missing = [what for cache, what in left_out.items() if ours[cache] < what.layers]
     if missing:
@@ -110,7 +110,7 @@ def fitted(read: Callable[[Collection[int]], StepGraph], *, dead: bool) -> Place
     """Places the values of the graph that `read` makes in buffers; with `dead` it drops unread values. `read` gets the
     recorded operations that must stay unchanged.
 
-    Their number grows from trial to trial: a recorded operation stays unchanged if a part of it has no separate kernel
+    From trial to trial more of them stay unchanged: a recorded operation stays if a part of it has no separate kernel
     (a sum, a gate or a norm that joined no product), or if its replacement does not fit its buffers. Raises TapeError
     if no trial succeeds.
     """

@@ -57,7 +57,7 @@ STATE = State()
 
 @dataclass(frozen=True)
 class Table:
-    """The table with the row whose caches hold each position of each row."""
+    """The table that names, for each position of each row, the row whose caches hold that position."""
 
 
 TABLE = Table()
@@ -88,7 +88,7 @@ class Operation(Protocol):
 
     @property
     def in_place(self) -> frozenset[int]:
-        """Recorded buffers that it may read and write at once."""
+        """The recorded buffers that the operation may both read and write."""
         return frozenset()
 
     @property
@@ -108,7 +108,8 @@ class Operation(Protocol):
 
     @property
     def as_recorded(self) -> Operation:
-        """The operation that the replaced kernels compute: the same one, without the parts that they ignore."""
+        """The operation that the replaced kernels compute: this operation without the parts that those kernels ignore.
+        """
         return self
 
     def written_bytes(self, index: int) -> int:

@@ -54,9 +54,9 @@ def copies_lost_by_ort(ops: Sequence[Op]) -> int:
 
 
 def check_replayable(recording: Recording) -> None:
-    """Raise TapeError unless a replay of the dispatches alone repeats the step. Host writes are not replayed, so their
-    uploads must stay: no byte range may be written twice with different contents, and none may be changed by the step
-    itself.
+    """Raise TapeError unless a replay of the dispatches alone repeats the step. Host writes are not replayed, so the
+    uploaded bytes must stay in their buffers: no byte range may be written twice with different contents, and none may
+    be changed by the step itself.
     """
     written: dict[int, list[Write]] = {}
     for op in recording.ops:

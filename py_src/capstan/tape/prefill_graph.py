@@ -31,8 +31,8 @@ def fuse_prefill(
     limits: WorkgroupLimits,
     left_out: Mapping[int, LeftOut] = MappingProxyType({}),
 ) -> Placement:
-    """A recorded run of `rows` positions with Capstan's operations, its values in buffers; `weights` by buffer,
-    `limits` the adapter's.
+    """A recorded run of `rows` positions with Capstan's operations, its values in buffers; `weights` are by buffer,
+    `limits` are those of the adapter.
 
     `lasting` are buffers whose contents outlive the run. A recorded operation stays if ours does not fit the buffers of
     its values. `left_out` has the windows and soft caps, by cache of keys, that the recorded attention kernels ignore

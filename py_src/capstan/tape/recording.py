@@ -116,7 +116,7 @@ MAP_READ = 1
 
 @dataclass(frozen=True)
 class Recording:
-    """The operations in the order in which the device received them, and the objects after their ids."""
+    """The operations in the order in which the device received them, and the objects by their ids."""
 
     handle: int
     ops: tuple[Op, ...]

@@ -13,7 +13,7 @@ __all__ = ["Watched", "plan_witness"]
 
 @dataclass(frozen=True)
 class Watched:
-    """A played step: the places of its values, and the operations after which they are there."""
+    """A played step: the places of its values, and for each value the operation after which it is in its place."""
 
     nodes: Sequence[Node]
     place: Callable[[int], tuple[str, int] | None]

@@ -202,8 +202,8 @@ class CacheRows:
 def cache_rows(
     caches: Sequence[CacheRows], filled: int, beyond: int, state: tuple[int, int, int], owner: str
 ) -> Witness:
-    """Prepare these caches for a step at position state[0] - 1: rows from `filled` on repeat the earlier rows, and from
-    the step's position on the u32 word `beyond` fills them.
+    """Prepare these caches for a step at position state[0] - 1: rows from `filled` on repeat the earlier rows, and rows
+    from the step's position on are filled with the u32 word `beyond`.
     """
     witness = Witness(owner, state)
     for each in caches:

@@ -36,7 +36,9 @@ STARTS = ("<|start|>assistant", "<|channel|>", " to=")
 
 @dataclass(frozen=True)
 class AnswerPart:
-    """A piece of an answer. `text` is its form in the answer's whole text; "mark" belongs to neither part."""
+    """A piece of an answer. `text` is its form in the answer's whole text; a "mark" belongs neither to the reasoning
+    nor to the answer.
+    """
 
     kind: Literal["reasoning", "answer", "call", "mark"]
     text: str
@@ -240,7 +242,9 @@ class AnswerReader:
         return Cursor(self._held, start, final)
 
     def _take(self, calls: Sequence[Call], length: int) -> bool:
-        """Report the calls in the first `length` characters; returns whether the tools have them."""
+        """Report the calls in the first `length` characters. Returns False, and reports nothing, unless all are calls
+        of the tools.
+        """
         calls = [call if call.arguments is not None else Call(call.name, {}) for call in calls]
         if not calls or not all(isinstance(call.arguments, Mapping) for call in calls):
             stays("a text begins like a call, but is not one")

@@ -100,7 +100,7 @@ def json_text(value: Any, spaced: bool = False) -> str:
 
 
 def object_call(value: Any) -> Call:
-    """A call of {"name", "arguments"}; some models call them parameters, some put them into `function`."""
+    """A call of {"name", "arguments"}. Some models write `parameters` for `arguments`, some put both in `function`."""
     if isinstance(value, Mapping) and isinstance(value.get("function"), Mapping):
         value = value["function"]
     if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
@@ -114,7 +114,7 @@ def list_of_calls(value: Any) -> list[Call]:
 
 
 def json_in(*closing: str, optional: bool = False) -> Read:
-    """A call as JSON, or a list of them, before a closing mark."""
+    """The reader of a call as JSON, or of a list of calls, before a closing mark."""
 
     def read(cursor: Cursor, functions: Functions) -> list[Call]:
         cursor.space()

@@ -166,8 +166,9 @@ def pieces(texts: Sequence[str], name: str, special: Mapping[str, int]) -> list[
 
 
 def without(mark: str) -> str:
-    """A regular expression for texts without a mark, whose first character must occur in it only once. Each next
-    character distinguishes a beginning of the mark from other text, which an automaton for the GPU requires.
+    """A regular expression for texts that do not contain the mark. The first character of the mark must occur in it
+    only once. Each next character distinguishes a beginning of the mark from other text, which an automaton for the GPU
+    requires.
     """
     first, rest = in_set(mark[0]), mark[1:]
     inner = rf"[^{first}{in_set(rest[-1])}]"

@@ -43,7 +43,7 @@ class NoCallError(Exception):
 
 @dataclass(frozen=True)
 class Dialect:
-    """A notation of values."""
+    """How values are written in a call: as JSON, as Python's literals, or in Gemma's notation."""
 
     words: Mapping[str, Any]
     """The words that are values."""
@@ -82,7 +82,7 @@ class Cursor:
         return rest == mark
 
     def take(self, *marks: str) -> str | None:
-        """Take the first of the marks that comes next; None without one."""
+        """Take the first of the marks that comes next; None if none of them comes next."""
         for mark in marks:
             if self.looks(mark):
                 self.at += len(mark)
@@ -247,7 +247,7 @@ def types_of(schema: Any, root: Any) -> set[str]:
 
 
 def own_types(schema: Mapping[str, Any]) -> set[str]:
-    """The types that a schema names, or those of its values."""
+    """The types that a schema names, or the types of its fixed values."""
     given = schema.get("type")
     if isinstance(given, str):
         return {given}

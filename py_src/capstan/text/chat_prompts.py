@@ -26,7 +26,9 @@ class ChatTemplates:
     """The chat templates of a model by name; a template without a name is called default."""
 
     def __init__(self, config: Mapping[str, Any], given: Mapping[str, str] | None) -> None:
-        """`config` is the content of tokenizer_config.json; `given` templates replace its own. Raises ConfigError."""
+        """`config` is the content of tokenizer_config.json; `given` templates replace the templates in it. Raises
+        ConfigError.
+        """
         found = of_config(config) if given is None else given
         # An empty template means that there is none.
         self._named = {name: text for name, text in found.items() if text}
@@ -109,7 +111,8 @@ class ChatTemplates:
 
 def as_templates_take(message: Mapping[str, Any], parts_alone: bool) -> dict[str, Any]:
     """A message without keys whose value is None: callers of OpenAI's API write these for omitted fields, and templates
-    would print them. For a template that takes no text, its content is put in a list.
+    would print them. With `parts_alone`, for a template that takes no text as content, a text is put in a list of
+    parts.
     """
     found = {key: value for key, value in message.items() if value is not None}
     if parts_alone and isinstance(found.get("content"), str):

@@ -100,7 +100,9 @@ def strftime_now(format: str) -> str:
 
 
 def vars_of(namespace: Namespace) -> dict[str, Any]:
-    """The variables of a template's namespace; all other attributes of it are the template's."""
+    """The variables of a template's namespace, read without its own `__getattribute__`, which finds only these
+    variables.
+    """
     found: dict[str, Any] = object.__getattribute__(namespace, "_Namespace__attrs")
     return found
 
@@ -225,7 +227,9 @@ class _Environment(ImmutableSandboxedEnvironment):
         return foreseen
 
     def _watched(self, function: Callable[..., Any], name: str | None) -> Callable[..., Any]:
-        """A filter or test that is charged, and a filter with a `name` before it makes something long."""
+        """The filter or test, which charges the budget for each call. A filter has a `name`, and is refused before it
+        makes a long value.
+        """
         before = hasattr(function, "jinja_pass_arg")
 
         @wraps(function)

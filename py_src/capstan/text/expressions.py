@@ -264,7 +264,9 @@ class Walks:
         return found
 
     def _reached(self, begin: tuple[int, ...], *within: set[int]) -> set[tuple[int, ...]]:
-        """The positions that walks side by side reach while they read the same text, each within its positions."""
+        """The positions that walks side by side reach while they read the same text, each within its own set of
+        positions.
+        """
         found: set[tuple[int, ...]] = set()
         waiting = [begin]
         while waiting:

@@ -44,8 +44,9 @@ class InnerSet:
 
 
 class PythonSpelling:
-    """Other spellings become Python's, and properties become private characters. Each `|` gets an empty group after it:
-    without it Python would make one set of `a|A`. Raises UnreadError and re.error.
+    """An expression in Python's syntax: other spellings become Python's, and properties become private-use characters.
+    Each `|` gets an empty group after it: without it Python would make one set of `a|A`. Raises UnreadError and
+    re.error.
     """
 
     def __init__(self, expression: str) -> None:

@@ -22,7 +22,9 @@ LONGEST_RUN = 20_000
 
 @lru_cache(maxsize=256)
 def searched_again(expression: str) -> tuple[Callable[[str], bool], ...]:
-    """For each repeated part of such an expression, whether it can read a character."""
+    """For each repeated part whose search takes quadratic time, a function that returns whether the part can read a
+    character.
+    """
     try:
         walks = walks_of(expression)
     except (UnreadError, re.error, OverflowError, RecursionError):
@@ -31,7 +33,9 @@ def searched_again(expression: str) -> tuple[Callable[[str], bool], ...]:
 
 
 def longest_run(text: str, reads: Callable[[str], bool]) -> int:
-    """The length of one run of characters whose search takes as long as that of all such runs of a text."""
+    """The length of the single run of characters that would take a search as long as all runs in the text do together.
+    Characters for which `reads` is true form runs.
+    """
     known = {character: reads(character) for character in set(text)}
     runs = groupby(map(known.__getitem__, text))
     return int(sum(sum(1 for _ in run) ** 2 for read, run in runs if read) ** 0.5)

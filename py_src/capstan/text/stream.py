@@ -96,7 +96,7 @@ def alike(one: Sequence[Any], other: Sequence[Any]) -> int:
 
 
 def context_of(decode: Callable[[Sequence[int]], str], before: Sequence[int]) -> list[int]:
-    """The last ids that have text together: at least the number that a character may have, if there are enough."""
+    """The last ids that have text together: at least as many ids as a character may have, if there are enough."""
     count = HELD_TOKENS
     while count < min(len(before), WINDOW_TOKENS) and not decode(before[-count:]):
         count *= 2

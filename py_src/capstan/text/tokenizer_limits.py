@@ -139,7 +139,7 @@ def require_whole_characters(model: Mapping[str, Any]) -> None:
 
 
 def cut_inside(text: bytes, at: int) -> bool:
-    """Whether UTF-8 is cut inside a character, or after its end."""
+    """Whether a cut at byte `at` is inside a character of this UTF-8, or beyond the end of the text."""
     return at > len(text) or (at < len(text) and text[at] & 0xC0 == 0x80)
 
 
@@ -231,7 +231,9 @@ def growth(parts: list[Mapping[str, Any]]) -> float:
 
 
 def read_by(expression: str) -> tuple[int, Callable[[str], bool]]:
-    """The smallest number of characters that an expression matches, and whether it can read a character."""
+    """The smallest number of characters that an expression matches, and a function that returns whether it can read a
+    character.
+    """
     try:
         walks = walks_of(expression)
     except (UnreadError, re.error, OverflowError, RecursionError):

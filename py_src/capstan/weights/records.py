@@ -153,7 +153,7 @@ class Journal:
 
 
 def sealed(tree: Mapping[str, Any]) -> str:
-    """A record as text, with a digest of the rest."""
+    """A record as text, with a digest of its other fields."""
     return json.dumps({**tree, SEAL: digest(json.dumps(tree))})
 
 

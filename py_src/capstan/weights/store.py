@@ -258,8 +258,8 @@ class WeightStore:
         return journal.digests if journal.identity == identity and journal.shard_size == shard_size else {}
 
     async def begin(self, identity: SourceIdentity, shard_size: int, digests: Mapping[int, str]) -> None:
-        """Note that the data file of a download holds these shards and will be written: no record may call it complete
-        until then.
+        """Note that the data file of a download holds these shards and will be written. Records that call the file
+        complete are removed.
         """
         backing = await self._present()
         await self._unrecord(backing, f"{identity.key}{DATA}")

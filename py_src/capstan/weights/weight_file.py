@@ -68,7 +68,9 @@ class WeightFile:
         store: WeightStore | None,
         read_manifest: Callable[[], Awaitable[bytes | None]],
     ) -> WeightFile:
-        """`read_manifest` reads the `.shards.json` beside the file; None if there is none."""
+        """Open the file of a source. `read_manifest` returns the content of the `.shards.json` beside the file, or None
+        if there is none.
+        """
         record = None
         try:
             if store is not None and await store.backing() is None:

@@ -67,7 +67,7 @@ def files_of(folder: Path) -> list[str]:
 
 
 def serve(given: Path, args: argparse.Namespace) -> None:
-    """Have a file, or those below a folder, at the same path in the page."""
+    """Make a file, or the files below a folder, available at the same path in the page."""
     if not given.exists():
         raise CommandError(f"there is no file or folder {given}: give --file an existing one")
     for path in [given / name for name in files_of(given)] if given.is_dir() else [given]:
@@ -77,7 +77,7 @@ def serve(given: Path, args: argparse.Namespace) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the script; its exit status is the command's."""
+    """Run the script, and return its exit status."""
     return asyncio.run(execute(args))
 
 

@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def fleet_options() -> type:
-    """The options of the model that a fleet takes."""
+    """The class of the options of a fleet's model."""
     from capstan.loading.load_options import FleetOptions
 
     return FleetOptions
@@ -109,7 +109,9 @@ def lines(path: str) -> Iterator[Any]:
 
 
 def checked(path: str) -> int:
-    """The number of items of a file, with a message about lines that are none. CommandError without a good line."""
+    """The number of items in a file, with a message about lines that are not items. Raises CommandError if no line is
+    an item.
+    """
     from ..fleet.items import Item, entries, prompt_input
 
     count, bad, first = 0, 0, ""
@@ -128,7 +130,7 @@ def checked(path: str) -> int:
 
 @contextlib.contextmanager
 def cluster(args: argparse.Namespace) -> Iterator[Client]:
-    """A client of the cluster: the named one, or one of this machine's for as long as the block runs."""
+    """A client of the named Dask cluster, or of a cluster on this machine that lasts as long as the block."""
     from distributed import Client, LocalCluster
 
     with contextlib.ExitStack() as stack:
@@ -150,7 +152,7 @@ def cluster(args: argparse.Namespace) -> Iterator[Client]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answer the prompts; 1 if some failed."""
+    """Answer the prompts. Returns 1 if some failed."""
     from capstan.errors import CapstanError
     from capstan.model_files.hub import HubRepository
 

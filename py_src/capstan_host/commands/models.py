@@ -63,7 +63,7 @@ def check(args: argparse.Namespace) -> None:
 
 
 def hub_file(args: argparse.Namespace) -> HubRepository:
-    """The file of a hub that `get` names."""
+    """The file on a hub that the arguments of `get` name."""
     named = repository(args.name, args.hub, args.revision)
     if named is None or ":" not in args.name:
         raise CommandError(
@@ -77,7 +77,7 @@ def hub_file(args: argparse.Namespace) -> HubRepository:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do what the action says."""
+    """Run the action."""
     match args.action:
         case "list":
             list_models()
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def list_models() -> None:
-    """Print the models of this machine, and the known ones, a line each."""
+    """Print the models of this machine and the known models, one line each."""
     print(f"In {MODELS}:")
     for name, path in stored().items():
         print(f"  {size_of(path.stat().st_size)}  {name}")

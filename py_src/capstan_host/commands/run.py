@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_shared_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """The options of `run` and `chat`, in groups by subject; the group of those about the output."""
+    """Add the options of `run` and `chat`, in groups by subject; returns the group of the options for the output."""
     model = parser.add_argument_group("model")
     model.add_argument(
         "--model",
@@ -121,8 +121,9 @@ def add_search_arguments(parser: argparse._ActionsContainer) -> None:
 
 
 def check(args: argparse.Namespace) -> None:
-    """Refuse what can be refused without a browser; turns the arguments into `args.request` and `args.served`, the
-    models to serve. Both lack the model if none was named."""
+    """Refuse invalid arguments before a browser starts, and set `args.request` and `args.served` (the models to serve).
+    Both lack the model if none was named.
+    """
     args.served = []
     hub = None if args.model is None else repository(args.model, args.hub, args.revision)
     args.hears = names_sound(args.text) if hub is not None else args.model is not None and hears(Path(args.model))
@@ -150,7 +151,7 @@ def read_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def check_speech(args: argparse.Namespace) -> None:
-    """The same for a model that hears or speaks: `args.request` is a list of requests."""
+    """Like `check`, for a model that hears or speaks: `args.request` becomes a list of requests."""
     ours = {name: getattr(args, name) for name in ("prompt", "prompt_ids", "raw", "system", "image", "chat", "trace")}
     others = {name: value for name, value in ours.items() if value not in (None, False)}
     search = {name: value for name, value in read_search(args).items() if name != "do_sample"}
@@ -161,7 +162,7 @@ def check_speech(args: argparse.Namespace) -> None:
 
 
 def mounted(path: Path, args: argparse.Namespace) -> str:
-    """The address of a model of this machine in the page; it is served from now on."""
+    """Check a model of this machine, add it to the models to serve, and return its address in the page."""
     model = check_place(path)
     if args.chat or args.system is not None:
         check_chat_template(model)
@@ -211,7 +212,7 @@ def read_chat(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def read_prompt(args: argparse.Namespace) -> tuple[str | None, list[int] | None]:
-    """The one prompt that was given, as text or as token ids; neither where all of it comes from a pipe."""
+    """The given prompt, as text or as token ids; both are None if the whole prompt comes from a pipe."""
     given = {"the positional prompt": args.text, "--prompt": args.prompt, "--prompt-ids": args.prompt_ids}
     names = [name for name, value in given.items() if value is not None]
     if not names:
@@ -262,7 +263,7 @@ def read_search(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def read_speculation(args: argparse.Namespace) -> dict[str, Any]:
-    """The options of speculation that were given, checked; nothing without --speculate."""
+    """The given options of speculation, checked; empty without --speculate."""
     from capstan.errors import OptionError
 
     given = {}
@@ -278,7 +279,7 @@ def read_speculation(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def read_guidance(args: argparse.Namespace) -> dict[str, Any]:
-    """The grammar that was given, checked; nothing without one."""
+    """The given grammar, checked; empty if none was given."""
     from capstan.errors import OptionError
     from capstan.guidance import Guidance
 
@@ -303,7 +304,7 @@ def read_guidance(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def read_adapter(args: argparse.Namespace) -> dict[str, Any]:
-    """Serve the folder of the given adapter beside the model's; without one do nothing."""
+    """The request's field for the given adapter, whose folder will be served, too; empty if none was given."""
     if args.adapter is None:
         return {}
     path = Path(args.adapter).resolve()
@@ -331,7 +332,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def generate(args: argparse.Namespace) -> int:
-    """Open the page, send the request, print what comes."""
+    """Open the page, send the request, print its events."""
 
     from ..digests import Digests
     from ..headless.headless_page import HeadlessPage

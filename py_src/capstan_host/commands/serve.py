@@ -53,7 +53,7 @@ def check(args: argparse.Namespace) -> None:
 
 
 def offered(models: Iterable[Path]) -> dict[str, Path]:
-    """The mounts of these models, and of the bundled one after them."""
+    """These models and then the bundled one, by the names under which they are served."""
     return mounts(check_place(model) for model in [*models, *([BUNDLED] if BUNDLED.is_dir() else [])])
 
 

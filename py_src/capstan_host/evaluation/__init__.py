@@ -1,6 +1,7 @@
-"""Models in Capstan's page under lm-evaluation-harness (`lm_eval`): importing this registers the model `capstan`.
+"""Evaluates models in Capstan's page with lm-evaluation-harness (`lm_eval`). Importing this package registers the model
+`capstan`.
 
-`python -m capstan_host.evaluation ARGUMENTS` is `lm_eval ARGUMENTS` with that model and with the tasks in TASKS.
+`python -m capstan_host.evaluation ARGUMENTS` runs `lm_eval ARGUMENTS` with that model and with the tasks in TASKS.
 """
 
 import sys

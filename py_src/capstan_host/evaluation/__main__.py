@@ -13,7 +13,7 @@ from . import TASKS
 
 
 def main() -> None:
-    """Run lm_eval's own command line; our tasks are there unless --include_path names others."""
+    """Run lm_eval's own command line, with Capstan's tasks unless --include_path names another folder."""
     given = sys.argv[1:]
     if not given:
         print(TASKS)

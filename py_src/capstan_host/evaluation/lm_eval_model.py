@@ -35,12 +35,12 @@ NEW_TOKENS = 256
 HARNESS_DEVICE = "cuda:0"
 """The device that lm_eval's command line passes unless one was given."""
 SCORED_AT_ONCE = 32
-"""Sequences of a batch of scores; they are sorted, so that most begin as the one before them."""
+"""The number of sequences in a batch of scores. They are sorted, so that most begin like the previous one."""
 ENCODED_AT_ONCE = 256
 TURNS = 4
-"""Prompts of a batch for each row, which the next one takes when one is done."""
+"""The number of prompts in a batch for each row; a row takes the next prompt when it has finished one."""
 AUTO_ROWS = 8
-"""`--batch_size auto`."""
+"""The rows for `--batch_size auto`."""
 LENGTH_STEP = 256
 """Caches for answers hold a multiple of this number of tokens."""
 BATCH_SECONDS = 3600.0
@@ -52,11 +52,12 @@ SEARCH = ("do_sample", *PICKING, "no_repeat_ngram_size")
 class CapstanLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
     """A model in Capstan's page.
 
-    `model` is a folder, a GGUF file, an address, or a repository of `hub`; `site` the folder of Capstan's page, see
-    `find_site`; `browsers` how many are started, each with the model: on this machine, or on each worker of the Dask
-    `scheduler` at an address. `batch_size` prompts are answered together in a page, 8 with "auto". A browser that has
-    no result of a batch after `timeout` seconds is replaced. `max_length` limits context and continuation together:
-    what is longer loses its beginning, which a warning counts. The other arguments are those of `capstan.Model.load`.
+    `model` is a folder, a GGUF file, an address, or a repository of `hub`; `site` is the folder with Capstan's page,
+    see `find_site`. `browsers` is the number of browsers that are started, each with the model: on this machine or, if
+    `scheduler` is the address of a Dask scheduler, on each of its workers. `batch_size` prompts are answered together
+    in a page, 8 with "auto". A browser that has no result of a batch after `timeout` seconds is replaced. `max_length`
+    limits context and continuation together: a longer sequence loses its beginning, and a warning gives the number of
+    these. The other arguments are those of `capstan.Model.load`.
 
     Raises OptionError, SiteError, RequestError and FleetError.
     """
@@ -111,7 +112,7 @@ class CapstanLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         self._runner = runner or (OneMachine(pages) if scheduler is None else Cluster(scheduler, pages))
         self._encoded: dict[str, list[int]] = {}
         self._special: set[str] = set()
-        """Encoded texts of special tokens alone."""
+        """Encoded texts that consist only of special tokens."""
         try:
             self._learn(max_length)
         except BaseException:
@@ -129,12 +130,12 @@ class CapstanLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         self._begins = self.tok_encode("a")[:1] == [self.eot_token_id]
 
     def close(self) -> None:
-        """End the browsers; the end of the program does that, too."""
+        """End the browsers. They also end with the program."""
         self._runner.close()
 
     @property
     def eot_token_id(self) -> int:
-        """The token before texts without a context: the beginning of a sequence, else the end of one."""
+        """The token before texts without a context: the one that begins sequences, else one that ends them."""
         return int(self._about["begin_token_id"])
 
     @property
@@ -143,11 +144,11 @@ class CapstanLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         return "__".join(["capstan", *self._name.split("/"), self._revision or "main"])
 
     def get_model_info(self) -> dict[str, Any]:
-        """About the model, for the harness' results."""
+        """Facts about the model, for the harness' results."""
         return {"capstan_device": self._about["device"], "capstan_adapter": self._about["adapter"]}
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """A conversation as a prompt. Without a generation prompt the last message is one that goes on."""
+        """A conversation as a prompt. Without a generation prompt the answer continues the last message."""
         request = {"messages": chat_history, "add_generation_prompt": add_generation_prompt}
         text = self._ask({"kind": "template"}, [request])[0].text or ""
         if add_generation_prompt:
@@ -156,8 +157,9 @@ class CapstanLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         return text[: text.rindex(last) + len(last)]
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """The tokens of a text, after the beginning of a sequence if the tokenizer puts that there. A text that has
-        it keeps one; with `add_special_tokens` False it has none."""
+        """The tokens of a text. If the tokenizer puts a token that begins sequences before them, a text that already
+        has this token keeps only one; with `add_special_tokens` False the added one is removed.
+        """
         self._encode([string])
         ids = self._encoded[string]
         if ids[:1] == [self.eot_token_id] and getattr(self, "_begins", False):
@@ -173,8 +175,9 @@ class CapstanLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         return scored
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """The log-likelihood of each text after the beginning of a sequence, in windows of `max_length` tokens, of
-        which each but the first has as many tokens before those that it scores as fit."""
+        """The log-likelihood of each text after the token that begins sequences, in windows of `max_length` tokens. In
+        each window except the first, the scored tokens follow as many earlier tokens as fit.
+        """
         texts = [request.args[0] for request in requests]
         self._encode(texts, disable_tqdm)
         windows: list[Pair] = []
@@ -235,7 +238,9 @@ class CapstanLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         return answers
 
     def _cut(self, context: list[int], tokens: list[int]) -> tuple[list[int], list[int]]:
-        """The last `max_length` tokens of a context and those after it, of which one at least stays context."""
+        """The last `max_length` tokens of a context and of the tokens after it; at least one token stays in the
+        context.
+        """
         whole = [*context, *tokens][-self.max_length :]
         scored = min(len(tokens), len(whole) - 1)
         return whole[: len(whole) - scored], whole[len(whole) - scored :]
@@ -260,7 +265,7 @@ class CapstanLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         return self._runner.run(job, inputs, size, bar.update if bar is not None else lambda _: None)
 
     def _prompt(self, context: str, gen_kwargs: dict[str, Any]) -> tuple[list[int], dict[str, Any]]:
-        """The tokens of a context that are kept, and the options of its answer as of a job."""
+        """The tokens of a context that are kept, and the options of its answer in the form of a job."""
         options = normalize_gen_kwargs(gen_kwargs, self.max_gen_toks)
         new, until, seed = options.pop("max_gen_toks"), options.pop("until", []), options.pop("seed", None)
         search = {name: options.pop(name) for name in SEARCH if name in options}

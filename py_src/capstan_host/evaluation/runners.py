@@ -28,7 +28,7 @@ Done = Callable[[int], object]
 
 
 class RequestError(CapstanError):
-    """A page answered an item with an error; `type` is its class there."""
+    """A page answered an item with an error; `type` is the error's class in the page."""
 
     def __init__(self, error: ItemError) -> None:
         super().__init__(f"{error.type}: {error.message}")
@@ -40,7 +40,7 @@ class Runner(Protocol):
 
     def run(self, job: dict[str, Any], inputs: Sequence[Any], size: int, done: Done) -> list[Item]:
         """The results of the inputs in their order; `size` inputs go to a page together. `done` is called with the
-        number of further answers. Raises RequestError, FleetError.
+        number of inputs that were answered since the last call. Raises RequestError, FleetError.
         """
 
     def close(self) -> None:
@@ -50,8 +50,9 @@ class Runner(Protocol):
 def model_place(
     model: str, hub: str | None = None, revision: str | None = None, elsewhere: bool = False
 ) -> str | HubRepository:
-    """A path, an address or a repository. OptionError where there is none; with `elsewhere` an absolute path belongs to
-    other machines, and only they check it."""
+    """The model's place: a path, an address or a repository. Raises OptionError if there is no such model; with
+    `elsewhere` an absolute path belongs to other machines, and only they check it.
+    """
     path = Path(model).expanduser()
     if re.match("https?://", model):
         return model
@@ -108,8 +109,9 @@ class OneMachine:
 
 
 class Cluster:
-    """Browsers on each worker of the Dask scheduler at an address, where the site's folder lies, too. Raises
-    OptionError where no scheduler answers."""
+    """Browsers on each worker of the Dask scheduler at an address. The site's folder must exist on the workers. Raises
+    OptionError if no scheduler answers.
+    """
 
     def __init__(self, scheduler: str, pages: Pages) -> None:
         try:
@@ -157,7 +159,7 @@ class Cluster:
 
 
 def checked(items: Iterable[Item]) -> list[Item]:
-    """The items. Raises RequestError for the first with an error."""
+    """The items. Raises RequestError for the first item with an error."""
     found = list(items)
     for item in found:
         if item.error is not None:

@@ -26,7 +26,7 @@ def functions(**_: Any) -> dict[str, Dataset]:
 
 
 def next_lines(**_: Any) -> dict[str, Dataset]:
-    """Beginnings of these functions, and four lines, one of which is the next one."""
+    """Beginnings of functions of `requests`, each with four lines, one of which is the next line."""
     chosen = random.Random(SEED)
     texts = [text.splitlines(keepends=True) for text in sources()]
     every = sorted({line for lines in texts for line in lines[1:] if len(line.strip()) > 8})
@@ -45,7 +45,7 @@ def next_lines(**_: Any) -> dict[str, Dataset]:
 
 
 def rest_of_lines(**_: Any) -> dict[str, Dataset]:
-    """Beginnings of these functions up to the last word of a line, and the word."""
+    """Beginnings of functions of `requests`, each up to the last word of a line, with that word."""
     chosen = random.Random(SEED)
 
     def documents() -> Iterator[dict[str, Any]]:

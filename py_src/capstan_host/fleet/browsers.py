@@ -1,4 +1,4 @@
-"""The browsers of one worker: each with a page and a loaded model, replaced when it dies."""
+"""The browsers of one worker. Each has a page and a loaded model, and is replaced when it dies."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Serving:
     browsers: int
     site: str | None
     options: dict[str, Any]
-    """How the model is loaded."""
+    """The options of Model.load."""
     timeout: float
     """Seconds for a batch."""
     attempts: int
@@ -88,7 +88,7 @@ def item_of(outcome: Outcome, worker: str) -> Item:
 
 
 def request_form(model: HubRepository) -> dict[str, Any]:
-    """A repository as a page's requests name it."""
+    """A repository in the form of a page's requests."""
     return {"repository": model.id, "hub": model.hub, "revision": model.revision, "token": model.token}
 
 
@@ -96,13 +96,15 @@ class Slot(Protocol):
     """A browser's place: it is opened by the first batch, and again after it was closed."""
 
     async def answer(self, job: dict[str, Any], entries: Sequence[Entry], done: Callable[[int, Any], None]) -> None:
-        """Call `done` with the line of each entry by its place. Raises BrowserError, TimeoutError, UnfitError."""
+        """Answer the entries: `done` gets the place of each entry and its line. Raises BrowserError, TimeoutError,
+        UnfitError.
+        """
 
     async def close(self) -> None: ...
 
 
 class BackgroundLoop:
-    """An event loop in a thread of its own, in which pages are driven by code that blocks."""
+    """An event loop in a separate thread, in which blocking code can drive pages."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
@@ -110,7 +112,7 @@ class BackgroundLoop:
         self._thread.start()
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the loop to its end. Not for code of the loop itself."""
+        """Run a coroutine in the loop to its end. Code that runs in the loop must not call this."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def close(self) -> None:
@@ -121,10 +123,10 @@ class BackgroundLoop:
 
 
 class Browsers:
-    """Answers batches with a fixed number of browsers, in a thread that has a loop of its own.
+    """Answers batches with a fixed number of browsers, in a thread with a separate event loop.
 
-    A browser that dies is replaced. A batch that was in it is halved until the item that kills browsers is alone: that
-    one fails, all others are answered.
+    A browser that dies is replaced. Its batch is halved until the item that kills browsers is alone: this item fails,
+    all others are answered.
     """
 
     def __init__(self, serving: Serving, slots: Callable[[Serving], Sequence[Slot]]) -> None:
@@ -139,14 +141,14 @@ class Browsers:
         """Browsers that were closed for a fault."""
 
     def answer(self, job: dict[str, Any], entries: Sequence[Entry]) -> list[Outcome]:
-        """The outcome of each item. Raises UnfitError, CancelledError where the browsers are closed meanwhile."""
+        """The outcome of each item. Raises UnfitError, and CancelledError if the browsers are closed meanwhile."""
         return self._loop.wait(self._answer(job, entries))
 
     def answer_all(
         self, job: dict[str, Any], batches: Sequence[Sequence[Entry]], done: Callable[[int], object] = lambda _: None
     ) -> list[list[Outcome]]:
         """The outcomes of batches that the browsers share; `done` is called with the number of answered items. Raises
-        as `answer`; the other batches are cancelled then.
+        the errors of `answer`, and then cancels the other batches.
         """
 
         async def one(batch: Sequence[Entry]) -> list[Outcome]:
@@ -228,7 +230,9 @@ class Browsers:
     def _failed(
         self, entry: Entry, error: dict[str, str], failures: dict[str, int], outcomes: dict[str, Outcome]
     ) -> list[list[Entry]]:
-        """Count a failure of an item: a batch of it alone, or none and its outcome."""
+        """Count a failure of an item. Returns a batch of this item alone for another attempt; after its last attempt
+        returns no batch, and sets its outcome.
+        """
         failures[entry.id] += 1
         if failures[entry.id] < self._serving.attempts:
             return [[entry]]
@@ -238,7 +242,7 @@ class Browsers:
     async def _attempt(
         self, slot: Slot, job: dict[str, Any], batch: Sequence[Entry], told: dict[int, Any]
     ) -> Exception | None:
-        """Have a browser answer a batch; close it after a fault, which is returned."""
+        """Have a browser answer a batch. After a fault the browser is closed and the fault is returned."""
         fault: Exception | None = None
         try:
             await asyncio.wait_for(slot.answer(job, batch, told.__setitem__), self._serving.timeout)
@@ -268,7 +272,7 @@ class HeadlessSlot:
 
     @classmethod
     def several(cls, serving: Serving) -> list[HeadlessSlot]:
-        """As many as the worker has browsers."""
+        """One slot for each of the worker's browsers."""
         return [cls(serving) for _ in range(serving.browsers)]
 
     async def answer(self, job: dict[str, Any], entries: Sequence[Entry], done: Callable[[int, Any], None]) -> None:

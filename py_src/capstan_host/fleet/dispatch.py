@@ -26,25 +26,25 @@ __all__ = ["DEPTH", "Dispatcher"]
 DEPTH = 2
 """Batches in flight for each browser: one that it answers, one that waits beside it."""
 HELD_BATCHES = 4
-"""Results in order wait for an earlier one: at most this number of batches for each browser."""
+"""The most batches, for each browser, whose results wait for an earlier result in order."""
 POLL_SECONDS = 0.5
 RESULT_SECONDS = 10.0
-"""A result that does not come went with its worker: Dask would wait for its like."""
+"""A result that does not arrive in this time was lost with its worker; Dask would wait for another worker."""
 REST_SECONDS = 15.0
-"""So long a worker that could not answer is left out; twice as long each further time."""
+"""A worker that could not answer is left out for this time, and twice as long after each further failure."""
 LOST = ("cancelled", "lost")
 
 
 @dataclass(frozen=True)
 class Flight:
-    """A batch that Dask has, and the workers that may answer it: none named, any."""
+    """A batch that was given to Dask, and the workers that may answer it; an empty set allows any worker."""
 
     batch: list[Entry]
     workers: frozenset[str]
 
 
 class Dispatcher:
-    """The batches of a fleet's runs on a Dask cluster, whose workers keep browsers by a plugin."""
+    """Sends the batches of a fleet's runs to a Dask cluster, whose workers keep browsers by a plugin."""
 
     def __init__(
         self, client: Client, serving: Serving, attempts: int, patience: float, resources: Mapping[str, float]
@@ -55,7 +55,7 @@ class Dispatcher:
         self.unfit: dict[str, str] = {}
         """Workers that cannot answer, and the reasons."""
         self._rests: dict[str, tuple[float, float]] = {}
-        """The end of their rest, in seconds of the monotonic clock, and its length."""
+        """By worker, the end of its rest, in seconds of the monotonic clock, and the length of the rest."""
         self._register()
 
     def close(self) -> None:
@@ -63,7 +63,7 @@ class Dispatcher:
         self._client.unregister_worker_plugin(self.name)
 
     def _register(self) -> None:
-        """Have every worker, and those that join later, keep browsers. FleetError where one lacks the package."""
+        """Have all workers, including later ones, keep browsers. Raises FleetError if one lacks the package."""
         try:
             self._client.register_plugin(BrowserPlugin(self.name, self._serving))
         except Exception as error:
@@ -150,7 +150,7 @@ class Dispatcher:
         return future, Flight(batch, frozenset(fit))
 
     def _done(self, flying: Mapping[Future[Any], Flight]) -> list[Future[Any]]:
-        """Batches that are over, one way or another, or have no worker any more; waits a little for one."""
+        """The batches that have ended, in whatever way, or whose workers are gone; waits a short time for one."""
         if flying:
             with suppress(TimeoutError, CancelledError, OSError):
                 wait([*flying], timeout=POLL_SECONDS, return_when="FIRST_COMPLETED")
@@ -164,7 +164,7 @@ class Dispatcher:
         ]
 
     def _taken(self, future: Future[Any], batch: list[Entry]) -> tuple[list[Item], list[list[Entry]]]:
-        """The results of a batch, and what has to be answered again."""
+        """The results of a batch, and the batches that have to be answered again."""
         if future.status == "pending":
             # Dask would wait for workers of these addresses.
             future.cancel()
@@ -195,7 +195,7 @@ class Dispatcher:
         return found, []
 
     def _killed(self, batch: list[Entry], reason: str) -> tuple[list[Item], list[list[Entry]]]:
-        """Halve a batch that several workers died of; an item alone fails."""
+        """Halve a batch that killed several workers; a single item fails instead."""
         if len(batch) > 1:
             half = (len(batch) + 1) // 2
             return [], [batch[:half], batch[half:]]
@@ -215,7 +215,7 @@ class Dispatcher:
             return []
 
     def _fit(self) -> list[str]:
-        """The workers that do not rest."""
+        """The workers except those that rest after they could not answer."""
         now = time.monotonic()
         return [each for each in self._workers() if each not in self._rests or self._rests[each][0] <= now]
 
@@ -223,7 +223,7 @@ class Dispatcher:
         return len(self._fit()) * self._serving.browsers
 
     def _require_workers(self, silent: float) -> None:
-        """Raises FleetError without a worker that can answer."""
+        """Raise FleetError if no worker was able to answer for too long."""
         if self._client.status == "closed":
             raise FleetError("the connection to the scheduler is lost: run it again with the same `out`, to go on")
         reasons = "; ".join(f"{worker}: {reason}" for worker, reason in self.unfit.items())

@@ -34,11 +34,11 @@ class Fleet:
     `model` is a folder or a GGUF file that each worker can read, the URL of a folder, or a HubRepository. Each worker
     has `browsers_per_worker` browsers, and as many threads or more. `site` is the folder with Capstan's page on the
     workers (see capstan_host.headless.site_folder.find_site). `rows` items are answered together in a page, with
-    sequences of `max_length` tokens at most. `options` are as Model.load takes them.
+    sequences of `max_length` tokens at most. `options` are those of Model.load.
 
-    A browser has `timeout` seconds for a batch and is replaced then; an item is reported as an error when it failed
-    `attempts` times. After `patience` seconds without a worker that can answer a run ends with a FleetError.
-    `resources` are Dask's, which a batch takes of its worker.
+    A browser that has not answered a batch after `timeout` seconds is replaced; an item that has failed `attempts`
+    times is reported as an error. After `patience` seconds without a worker that can answer, a run ends with a
+    FleetError. `resources` are the Dask resources that a batch takes from its worker.
 
     Raises OptionError.
     """
@@ -100,9 +100,9 @@ class Fleet:
         capstan.SearchOptions.
 
         The results come in the order of the prompts, or as they are completed. With a file `out` they are written there
-        as JSON lines; items that it has, with the same input, options and model, are not computed again, nor yielded.
-        Prompts are read as they are needed; one that cannot be requested has an `error` as its result. Raises
-        OptionError, FleetError, ResultFileError.
+        as JSON lines; items whose results the file already has, for the same input, options and model, are neither
+        computed again nor yielded. Prompts are read as they are needed; a prompt that cannot be sent has an `error` as
+        its result. Raises OptionError, FleetError, ResultFileError.
         """
         job = self._generating(max_new_tokens, search) | {"as_message": as_message}
         return self._run(job, prompts, prompt_input, out, ordered, DEPTH * self._rows if batch is None else batch)
@@ -120,8 +120,9 @@ class Fleet:
         batch: int | None = None,
         **search: Any,
     ) -> Iterator[Item]:
-        """Answer conversations, each a list of messages or a mapping with `messages`, by the model's chat template, of
-        which `chat_template_kwargs` are variables. See `generate`."""
+        """Answer conversations, each a list of messages or a mapping with `messages`, by the model's chat template;
+        `chat_template_kwargs` are variables of the template. See `generate`.
+        """
         given = None if tools is None else read_tools("tools", tools)
         job = self._generating(max_new_tokens, search) | {"tools": given, "thinking": thinking, "as_message": True}
         if chat_template_kwargs:
@@ -161,8 +162,9 @@ class Fleet:
         batch: int = 8,
     ) -> Iterator[Item]:
         """Call the function `run(item)` of a Python script in the pages. `script` is its file or its text. It is run
-        once in each page, may await at its top, and has the fleet's model as `models["model"]`; `run` may be a
-        coroutine function. Items and what it returns, `value`, are JSON. See `generate`."""
+        once in each page, may use await at its top level, and has the fleet's model as `models["model"]`; `run` may be
+        a coroutine function. Items, and the results of `run` (`value`), are JSON. See `generate`.
+        """
         path = Path(script) if isinstance(script, Path) or "\n" not in script else None
         if path is not None and not path.is_file():
             raise OptionError(f"script is {script!r}, which is not a file; give a file, or a script's text")
@@ -171,8 +173,9 @@ class Fleet:
         return self._run(job, items, any_input, out, ordered, batch)
 
     def answer(self, job: dict[str, Any], items: Iterable[Any], *, batch: int) -> Iterator[Item]:
-        """Have the pages do a job of capstan_host.fleet.in_page on items that it reads, such as the kinds 'about',
-        'encode' and 'template' of capstan_host.evaluation. See `generate`."""
+        """Have the pages do a job of capstan_host.fleet.in_page on items in the form for this job. Jobs have kinds,
+        such as 'about', 'encode' and 'template' for capstan_host.evaluation. See `generate`.
+        """
         return self._run(job, items, any_input, None, True, batch)
 
     def close(self) -> None:

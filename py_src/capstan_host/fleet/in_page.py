@@ -1,8 +1,8 @@
 """Runs in a page: answers the items of a batch with one model, which stays loaded between batches.
 
 The text of this module is sent to the page as a script (capstan_host.fleet.browsers). It writes lines to stdout that
-begin with MARK: one as soon as an item is done, with its place in the batch, or one that says why the model cannot be
-loaded.
+begin with MARK: one as soon as an item is done, with its place in the batch, or one with the reason why the model
+cannot be loaded.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ from capstan.tokenizer import Tokenizer
 
 MARK = "\x1e"
 KEPT_POOLS = 2
-"""Row pools that stay for the next batch, each with its caches; a pool is one of search options and a max_length."""
+"""The number of row pools that stay, with their caches, for later batches; a pool is for one set of search options and
+one max_length.
+"""
 Handler = Callable[[Any], Awaitable[dict[str, Any]]]
 modules: dict[str, Any] = sys.modules
 kept: Any = modules.setdefault("_capstan_fleet", SimpleNamespace(models={}, pools={}, scripts={}))
@@ -131,8 +133,9 @@ def params_of(model: Any, job: dict[str, Any], **search: Any) -> GeneratorParams
 
 
 async def pool_of(job: dict[str, Any], model: Any) -> RowPool | None:
-    """The pool of the job's search options, whose sequences are ended at stop strings by `generate`; None for options
-    that need steps of their own. The pool that was not used for longest is freed."""
+    """The pool for the job's search options; None for options that a pool's joint steps do not support. `generate` ends
+    the pool's sequences at stop strings. If there are too many pools, the least recently used one is freed.
+    """
     whole = params_of(model, job, **job["search"])
     whole.stop_decoder()  # It refuses strings that cannot occur.
     params = params_of(model, job, **{**job["search"], "stop_strings": []})
@@ -210,7 +213,7 @@ def read_pair(model: Any, pair: Any) -> Pair:
 
 
 async def loglikelihood(model: Any, generator: Generator, given: dict[str, Any], longest: int) -> dict[str, Any]:
-    """The scores of a pair, by a generator that has the sequence of the one before it."""
+    """The scores of a pair, by a generator that still has the sequence of the previous pair."""
     pair = read_pair(model, given)
     if len(pair.context) + len(pair.tokens) > longest:
         raise PromptError(
@@ -223,7 +226,7 @@ async def loglikelihood(model: Any, generator: Generator, given: dict[str, Any],
 
 
 def prompt_of(model: Any, job: dict[str, Any], item: dict[str, Any]) -> tuple[list[int], AnswerStream | None]:
-    """The token ids of an item's prompt or conversation, and what reads the answer to a conversation."""
+    """The token ids of an item's prompt or conversation, and the reader of the answer to a conversation."""
     tokenizer = Tokenizer(model)
     messages = item.get("messages")
     texts = (message.get("content") for message in messages or ())
@@ -246,7 +249,7 @@ def require_texts(messages: Any) -> None:
 
 
 async def generate(model: Any, job: dict[str, Any], item: dict[str, Any], pool: RowPool | None) -> dict[str, Any]:
-    """Continue an item's prompt as a row of the pool, or by a generator of its own."""
+    """Continue an item's prompt as a row of the pool, or by a separate generator."""
     (prompt, answer), start = prompt_of(model, job, item), now()
     if not prompt:
         raise PromptError("the prompt is empty; give at least one token")

@@ -18,7 +18,7 @@ __all__ = [
 ]
 
 MOST_ID_BITS = 128
-"""The longest number as an id."""
+"""The most bits of a number that is an id."""
 
 
 class FleetError(CapstanError):
@@ -37,7 +37,7 @@ class Entry:
     index: int
     """Its place among the items, from 0."""
     digest: str
-    """A digest of its input, the job and the model: another one is another result."""
+    """A digest of its input, the job and the model: an item with another digest is computed again."""
     input: Any
     failures: int = 0
     """How often it failed, alone in its batch."""
@@ -71,14 +71,16 @@ class Item:
     prompt_tokens: int | None = None
     value: Any = None
     """The `reasoning`, `answer` and `tool_calls` of `chat`, a vector of `embed`, log probabilities of `loglikelihood`,
-    what a script of `map` returned."""
+    or the result of a script of `map`.
+    """
     timings: dict[str, float | None] = field(default_factory=dict)
-    """`queue_ms` in the page, `first_token_ms` and `total_ms` from there on."""
+    """`queue_ms` is the wait in the page; `first_token_ms` and `total_ms` count from its end."""
     error: ItemError | None = None
 
     def line(self) -> str:
-        """The JSON line, without what is as it is by default. Halves of pairs, which UTF-8 lacks, are escaped. Raises
-        ValueError for NaN and the like, RecursionError."""
+        """The JSON line, without fields that have their default values. Halves of surrogate pairs, which UTF-8 cannot
+        encode, are escaped. Raises ValueError for NaN and infinity, and RecursionError.
+        """
         usual = asdict(Item("", 0, "", "", 0))
         required = ("id", "index", "digest", "worker", "attempt")
         told = {name: value for name, value in asdict(self).items() if name in required or value != usual[name]}
@@ -88,15 +90,16 @@ class Item:
 
 @dataclass(frozen=True)
 class NoItem:
-    """Stands in the place of an item that could not be read, and the reason."""
+    """Takes the place of an item that could not be read, and has the reason."""
 
     reason: str
 
 
 def entries(items: Iterable[Any], about: Mapping[str, Any], read: Callable[[int, Any], Any]) -> Iterator[Entry | Item]:
-    """Number the items and name them: by their `id` if they have one, else by their number. `read` checks one and makes
-    the page's input of it. `about` is the job and the model, for the digests. An item that cannot be requested comes as
-    its result, an error."""
+    """Number the items and name them: by their `id` if they have one, else by their number. `read` checks an item and
+    makes the page's input from it. `about` has the job and the model, for the digests. For an item that cannot be sent,
+    its result with the error is yielded instead.
+    """
     common = json.dumps(about, sort_keys=True)
     seen: dict[str, int] = {}
     for index, item in enumerate(items):
@@ -124,7 +127,7 @@ def entries(items: Iterable[Any], about: Mapping[str, Any], read: Callable[[int,
 
 
 def name_of(index: int, item: Any) -> str:
-    """The id of an item, whole where it has a pair by halves. Raises PromptError."""
+    """The id of an item. Two adjacent halves of a surrogate pair become one character. Raises PromptError."""
     if isinstance(item, NoItem):
         raise PromptError(item.reason)
     given = item.get("id") if isinstance(item, Mapping) else None
@@ -138,7 +141,7 @@ def name_of(index: int, item: Any) -> str:
 
 
 def json_of(index: int, content: Any) -> str:
-    """An item's content as JSON text. Raises PromptError for what cannot be sent to a page."""
+    """An item's content as JSON text. Raises PromptError for content that cannot be sent to a page."""
     try:
         text = json.dumps(content, sort_keys=True, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
@@ -197,5 +200,5 @@ def pair_input(index: int, item: Any) -> dict[str, Any]:
 
 
 def any_input(index: int, item: Any) -> Any:
-    """A value for a script: its `input`, if it is a mapping with an id."""
+    """The value of an item for a script: its `input` if it is a mapping of `id` and `input`, else the item itself."""
     return item["input"] if isinstance(item, Mapping) and set(item) == {"id", "input"} else item

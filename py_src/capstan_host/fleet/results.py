@@ -21,9 +21,9 @@ class ResultFileError(CapstanError):
 
 
 class ResultFile:
-    """JSON lines, one an item. Items that an earlier run finished stay; its errors and a torn last line are dropped. An
-    item that is computed again, since its input or an option is another one, has its last line alone once the file is
-    closed. Until then no other process opens it: FILE.lock beside it names its holder.
+    """JSON lines, one for each item. Results of an earlier run stay; its errors and an incomplete last line are
+    dropped. An item whose input or options have changed is computed again; `close` removes its earlier line. Until then
+    no other process can open the file: FILE.lock beside it names the holder.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -51,11 +51,13 @@ class ResultFile:
             raise ResultFileError(f"{str(path)!r}: {reason}: give a file that can be written") from error
 
     def has(self, entry: Entry) -> bool:
-        """Whether it was finished with this input and these options."""
+        """Whether the entry was finished with this input and these options."""
         return self.finished.get(entry.id) == entry.digest
 
     def append(self, items: Iterable[Item]) -> None:
-        """Write whole lines. ResultFileError with the bytes that are missing; the file ends with a whole line then."""
+        """Write whole lines. If that fails, raises ResultFileError with the number of bytes to write; the file still
+        ends with a whole line.
+        """
         items = list(items)
         data = "".join(item.line() for item in items).encode()
         start = self._file.seek(0, os.SEEK_END)
@@ -72,7 +74,7 @@ class ResultFile:
         self._replaced |= any(item.id in self.finished for item in items)
 
     def close(self) -> None:
-        """Have the file on the disk."""
+        """Finish the file: write it to the disk and release its lock."""
         if not self._file.closed:
             try:
                 os.fsync(self._file.fileno())
@@ -89,7 +91,9 @@ class ResultFile:
         self.close()
 
     def _take_over(self, errors: bool = False) -> None:
-        """Note what is finished, and leave each item's last line alone in the file; no errors unless they are kept."""
+        """Note the finished items, and keep only the last line of each item in the file; lines with errors are kept
+        only with `errors`.
+        """
         last: dict[str, int] = {}
         self.finished.clear()
         lines = 0
@@ -108,7 +112,7 @@ class ResultFile:
             self._keep(kept)
 
     def _read(self, number: int, line: bytes) -> tuple[str, str | None]:
-        """The id and the digest of a line, None for an error, and for NaN and the like."""
+        """The id and the digest of a line. The digest is None if the line has an error, NaN or infinity."""
         constants: list[str] = []
         try:
             told = json.loads(line, parse_constant=constants.append)
@@ -119,7 +123,7 @@ class ResultFile:
             ) from error
 
     def _keep(self, numbers: set[int]) -> None:
-        """Leave these lines. The file is the old one until they are written."""
+        """Keep only the lines with these numbers. The old file stays until they are written."""
         new = self.path.with_name(f"{self.path.name}.new")
         try:
             with self.path.open("rb") as file, new.open("wb") as kept:

@@ -28,7 +28,7 @@ class BrowserPlugin(WorkerPlugin):
     """Owns the browsers of a worker, which start with the first batches."""
 
     idempotent = True
-    """Registered twice, the browsers stay."""
+    """If the plugin is registered twice, the browsers stay."""
 
     def __init__(self, name: str, serving: Serving) -> None:
         self.name = name
@@ -36,7 +36,7 @@ class BrowserPlugin(WorkerPlugin):
         self.browsers: Browsers | None = None
 
     def setup(self, worker: Worker) -> None:
-        """Begin with the worker. Raises OptionError for fewer threads than browsers."""
+        """Start with the worker. Raises OptionError if the worker has fewer threads than browsers."""
         threads = worker.state.nthreads
         if threads < self.serving.browsers:
             raise OptionError(
@@ -46,14 +46,14 @@ class BrowserPlugin(WorkerPlugin):
         self.browsers = Browsers(self.serving, HeadlessSlot.several)
 
     def teardown(self, worker: Worker) -> None:
-        """End with the worker."""
+        """Close the browsers when the worker ends."""
         browsers, self.browsers = self.browsers, None
         if browsers is not None:
             browsers.close()
 
 
 def answer_batch(name: str, job: dict[str, Any], entries: Sequence[Entry]) -> list[Item] | Unfit:
-    """A task: the items of a batch, answered by the worker's browsers. Raises FleetError without them."""
+    """A Dask task: the items of a batch, answered by the worker's browsers. Raises FleetError if it has no browsers."""
     worker = get_worker()
     plugin = worker.plugins.get(name)
     if not isinstance(plugin, BrowserPlugin) or plugin.browsers is None:

@@ -94,14 +94,15 @@ def adapters_to_try(wish: str, device: str) -> list[str]:
 
 
 class Launches:
-    """The adapters to try in turn for a `device`, until a page is given one, each with Chromium's arguments. Raises
-    BrowserError with the reason after the last one."""
+    """An iterable of the adapters to try for a `device`, each with Chromium's arguments, until a page gets one. Raises
+    BrowserError, with the reason, after the last one.
+    """
 
     def __init__(self, wish: str, device: str) -> None:
         self.wish = wish
         self.device = device
         self.adapter = ""
-        """The last one that was tried."""
+        """The last adapter that was tried."""
         self.failure: BrowserError | None = None
         """How the browser failed with the GPU."""
 
@@ -120,7 +121,9 @@ class Launches:
         return f"it failed with the GPU ({self.failure})" if self.failure else "Chromium finds no GPU here"
 
     def step_down(self) -> list[str]:
-        """Lines that notify of a step down from the GPU where the best was requested, with its cause and its cost."""
+        """The message about a step down from the GPU, with its cause and its cost; empty if a certain adapter was
+        requested.
+        """
         if self.wish != "auto":
             return []
         if self.adapter == "software":
@@ -146,7 +149,8 @@ def gpu_devices(dev: Path = Path("/dev")) -> list[Path]:
 
 
 def find_browser(environ: Mapping[str, str] = os.environ) -> Path:
-    """A Chromium that answers `--version`: CAPSTAN_BROWSER, or an installed one. BrowserError if there is none."""
+    """A Chromium that answers `--version`: CAPSTAN_BROWSER, or an installed one. Raises BrowserError if there is none.
+    """
     found = named_browser(environ) or installed_browser(environ)
     if found is None:
         raise BrowserError(f"no Chrome or Chromium starts on this machine: {REMEDY}")
@@ -154,7 +158,7 @@ def find_browser(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def named_browser(environ: Mapping[str, str] = os.environ) -> Path | None:
-    """CAPSTAN_BROWSER, if it is set. BrowserError for another program."""
+    """CAPSTAN_BROWSER, if it is set. Raises BrowserError if it is not a Chrome or Chromium."""
     named = environ.get("CAPSTAN_BROWSER")
     if not named:
         return None

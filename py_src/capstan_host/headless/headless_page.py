@@ -1,7 +1,7 @@
 """Capstan's page in a headless Chromium.
 
 Its coroutines take pages and browsers of either API of Playwright. Those of the blocking API never suspend a coroutine,
-so that `at_once` runs it for code that blocks.
+so that blocking code can run it with `at_once`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def at_once(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def settled(told: Any) -> Any:
-    """Await the result of a call of Playwright; the blocking API has it already."""
+    """Await the result of a call of Playwright; the blocking API has returned the result already."""
     return await told if inspect.isawaitable(told) else told
 
 
@@ -58,10 +58,11 @@ def to_stderr(text: str) -> None:
 
 @dataclass
 class HeadlessPage:
-    """harness.html of the site at `url` (a folder with capstan/, as the npm package is): in a browser of its own after
-    `start`, or in a page of the caller's after `attach`.
+    """harness.html of the site at `url` (a folder with capstan/, like the npm package): in a separate browser after
+    `start`, or in the caller's page after `attach`.
 
-    `async with` starts and closes it. Its failures are BrowserErrors; `start` replaces a browser that died."""
+    `async with` starts and closes it. Its failures are BrowserErrors; `start` replaces a browser that died.
+    """
 
     url: str
     on_event: Callable[[Event], object]
@@ -77,7 +78,7 @@ class HeadlessPage:
     query: str = ""
     """"?trace" begins a trace with the worker, "?python=plain" starts Python without its memory snapshot."""
     page: Any = None
-    """Playwright's."""
+    """The page as an object of Playwright."""
     readiness: dict[str, Any] = field(default_factory=dict)
     """How Python came up; see Readiness in web/src/wire/protocol.ts."""
     _opened: AsyncExitStack = field(default_factory=AsyncExitStack)
@@ -94,7 +95,7 @@ class HeadlessPage:
             self._opened = opened.pop_all()
 
     async def attach(self, page: Any) -> None:
-        """Open it in this page and boot Python."""
+        """Open harness.html in this page and boot Python."""
         self.page = page
         if self.debug:
             page.on("console", lambda message: self.say(f"console: {message.text}"))
@@ -126,7 +127,7 @@ class HeadlessPage:
         await self.close()
 
     async def _checked(self, call: Callable[..., Any], *given: Any) -> Any:
-        """Make a call of Playwright's; its errors become BrowserErrors."""
+        """Call a function of Playwright; its errors become BrowserErrors."""
         try:
             return await settled(call(*given))
         except Error as error:
@@ -141,9 +142,10 @@ async def launch(
     say: Callable[[str], object],
     further: Sequence[str] = (),
 ) -> Any:
-    """The browser with the first adapter of `tried` that a page of the site at `url` is given, with further arguments.
-    `say` is notified of a step down. BrowserError if it does not start, or fails with the GPU where nothing else is
-    allowed."""
+    """Start a browser with the first adapter of `tried` that a page of the site at `url` gets, and with `further`
+    arguments. `say` gets the message about a step down. Raises BrowserError if the browser does not start, or if it
+    fails with the GPU and no other adapter is allowed.
+    """
     for adapter, arguments in tried:
         try:
             browser = await settled(

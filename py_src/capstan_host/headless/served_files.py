@@ -16,7 +16,7 @@ __all__ = ["FilePart", "accepted", "byte_range", "is_refused", "model_path", "op
 
 @dataclass(frozen=True)
 class FilePart:
-    """Bytes of an open file that are served as one of their own, whole."""
+    """A part of an open file that is served as a separate file, and always as a whole."""
 
     file: BufferedReader
     start: int
@@ -25,7 +25,8 @@ class FilePart:
 
 def open_below(base: Path, parts: Sequence[str] = ()) -> BufferedReader | None:
     """Open the file of that path below a folder; None if there is none, or a link leads out of the folder. Without
-    parts `base` is the file, and may be a link: it was named itself. Every file that is served is opened here."""
+    parts `base` is the file, and may be a link, since it was named directly. Every file that is served is opened here.
+    """
     try:
         file = base.joinpath(*parts).resolve(strict=True)
         return file.open("rb") if file.is_file() and file.is_relative_to(base.resolve()) else None
@@ -34,8 +35,9 @@ def open_below(base: Path, parts: Sequence[str] = ()) -> BufferedReader | None:
 
 
 def is_refused(part: str) -> bool:
-    """Whether a part of a path could mean another place than a file below: up, or what Windows reads as a drive, a
-    host or several parts."""
+    """Whether a part of a path could lead to another place than a file below the folder: up, or to anything that
+    Windows reads as a drive, a host or several parts.
+    """
     windows = PureWindowsPath(part)
     return part == ".." or bool(windows.drive or windows.root) or windows.parts != (part,)
 

@@ -23,8 +23,9 @@ class SiteError(CapstanError):
 
 def find_site(named: str | Path | None = None, environ: Mapping[str, str] = os.environ) -> Path:
     """The site folder: `named`, else CAPSTAN_SITE, else node_modules/capstan-webgpu of the working directory or of a
-    folder above it, else the one in this package. SiteError for a named folder without the page, and where there is
-    none."""
+    folder above it, else the one in this package. Raises SiteError for a named folder without the page, and if there is
+    no folder with it.
+    """
     for source, folder in (("site", named), ("CAPSTAN_SITE", environ.get("CAPSTAN_SITE"))):
         if folder:
             if not (Path(folder) / PAGE).is_file():

@@ -53,12 +53,12 @@ MIME = {
 ENCODINGS = {"br": ".br", "gzip": ".gz"}
 """The endings of a file's compressed forms, by their names in Accept-Encoding, the best one first."""
 MOST_PATH = 4096
-"""Characters of a request's path; more is 414."""
+"""The most characters of a request's path; a longer one is answered with 414."""
 LOCAL_NAMES = ("localhost", "localhost.localdomain")
 FRAMES = "frame-ancestors 'none'"
 """The part of the pages' content security policy that a page cannot have in itself."""
 SANDBOX = "sandbox; default-src 'none'"
-"""The policy of what a model's folder holds: a page in it has no origin, runs no script and loads nothing."""
+"""The policy for files of a model's folder: a page among them has no origin, runs no script and loads nothing."""
 IDLE_SECONDS = 30.0
 """A connection whose next request does not begin in that time is closed."""
 REQUEST_SECONDS = 30.0
@@ -66,7 +66,7 @@ REQUEST_SECONDS = 30.0
 STALL_SECONDS = 60.0
 """A connection that takes longer for a CHUNK of its reply is closed."""
 MOST_CONNECTIONS = 128
-"""Connections at a time, each with a thread of its own; what comes beyond is answered with 503."""
+"""The most connections at a time, each with a separate thread; further ones are answered with 503."""
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nRetry-After: 1\r\nConnection: close\r\n\r\n"
 ISOLATION = {
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -78,9 +78,9 @@ ISOLATION = {
 class StaticServer(ThreadingHTTPServer):
     """Serves `root`, each folder of `models` as /models/NAME/ and each GGUF file as /models/NAME, and `files` by path.
 
-    It answers only requests to an IP address, localhost or this machine's name, and no page of another origin:
-    otherwise a name that a foreign DNS server points here would let that page read what is served. An address or a port
-    that is taken raises OSError.
+    It answers only requests that address it by an IP address, localhost or this machine's name, and no page of another
+    origin: otherwise a page under a name that a foreign DNS server points here could read the served files. Raises
+    OSError for an address or a port that is in use.
     """
 
     daemon_threads = True
@@ -115,7 +115,7 @@ class StaticServer(ThreadingHTTPServer):
         return f"http://{'127.0.0.1' if host == '0.0.0.0' else str(host)}:{port}/"
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer a connection in a thread, if there is a place for it."""
+        """Answer a connection in a thread, or with 503 if there are too many connections."""
         if self._places.acquire(blocking=False):
             try:
                 super().process_request(request, client_address)
@@ -128,7 +128,7 @@ class StaticServer(ThreadingHTTPServer):
         self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """A connection, from its first request until it is closed."""
+        """Answer the requests of a connection until it is closed."""
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -152,8 +152,8 @@ class StaticServer(ThreadingHTTPServer):
         return [part for part in path.split("/") if part][:1] == ["models"]
 
     def find(self, path: str) -> BufferedReader | bytes | FilePart | None:
-        """The target of a URL path: an open file or a part of one, bytes made here, or nothing. No hidden file, and no
-        link that leads out of the served folder.
+        """The target of a URL path: an open file or a part of one, or bytes made here. None if there is no such file,
+        for a hidden file, and for a link that leads out of the served folder.
         """
         parts = [part for part in path.split("/") if part]
         if not path.startswith("/") or path.endswith("/") or any(is_refused(part) for part in parts):
@@ -180,7 +180,7 @@ class StaticServer(ThreadingHTTPServer):
 
 
 class RequestReader(RawIOBase):
-    """Reads a connection up to the time `until`, however its bytes come in; then TimeoutError."""
+    """Reads a connection until the time `until`; after that it raises TimeoutError, even if bytes still arrive."""
 
     until = 0.0
 
@@ -206,7 +206,7 @@ class StaticHandler(BaseHTTPRequestHandler):
     server: StaticServer
 
     def setup(self) -> None:
-        """Read requests by a reader that keeps a deadline."""
+        """Read requests with a RequestReader, which has a deadline."""
         super().setup()
         self.rfile.close()
         self._reader = RequestReader(self.connection)
@@ -230,10 +230,10 @@ class StaticHandler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing: the terminal belongs to the model's text."""
+        """Print nothing: the terminal belongs to the model's text."""
 
     def refusal(self) -> tuple[HTTPStatus, bytes] | None:
-        """The reason why no path of this request would be answered."""
+        """The status and the text that refuse this request, whatever its path; None if it is not refused."""
         if len(self.path) > MOST_PATH:
             return HTTPStatus.REQUEST_URI_TOO_LONG, b"the address is too long\n"
         hosts = self.headers.get_all("Host") or []
@@ -282,8 +282,9 @@ class StaticHandler(BaseHTTPRequestHandler):
                 self._send_body(file, part.start, part.length)
 
     def _send_file(self, plain: BufferedReader, path: str, with_body: bool) -> None:
-        """Send a file, or a compressed form of it that the client takes (build.py dist writes them). A range is one of
-        the file itself."""
+        """Send a file, or a compressed form of it that the client accepts (build.py dist writes these forms). A range
+        is a part of the file itself.
+        """
         mime = MIME.get(PurePosixPath(path).suffix) or mimetypes.guess_type(path)[0] or "application/octet-stream"
         with contextlib.ExitStack() as stack:
             forms = {name: self.server.find(path + ending) for name, ending in ENCODINGS.items()}

@@ -1,4 +1,4 @@
-"""A model's answers, their cost, and the place at which their ids part from an oracle's."""
+"""A model's answers, their cost, and the place at which their ids begin to differ from an oracle's."""
 
 from __future__ import annotations
 
@@ -36,11 +36,13 @@ class Answer:
     tokens_per_second: float | None
     counters: Mapping[str, int]
     log_probabilities: list[dict[int, float]] = field(default_factory=list)
-    """The most probable tokens' at each id's place, its own included; empty if none were requested."""
+    """For each id, the log probabilities of the most probable tokens at its place, including its own; empty if none
+    were requested.
+    """
 
     @classmethod
     def of(cls, told: Mapping[str, Any], log_probabilities: list[dict[int, float]]) -> Answer:
-        """The answer that a page gave, by the names of its requests."""
+        """The answer in a page's result, which has the names of the page's requests."""
         first = told["time_to_first_token_ms"]
         return cls(
             ids=told["token_ids"],
@@ -62,7 +64,7 @@ class Counters:
 
     @property
     def per_token(self) -> dict[str, float]:
-        """Each total over the number of tokens that the run picked."""
+        """Each total divided by the number of tokens that the run picked."""
         return {name: value / self.tokens for name, value in self.totals.items()}
 
     @property
@@ -82,7 +84,7 @@ class Counters:
 
 
 class MismatchError(AssertionError):
-    """The page's ids are not the oracle's, or it is slower than its baseline."""
+    """The page's ids are not the oracle's, or the page is slower than its baseline."""
 
 
 class NearTieWarning(UserWarning):
@@ -91,7 +93,7 @@ class NearTieWarning(UserWarning):
 
 @dataclass(frozen=True)
 class NearTie:
-    """A place where the page picked the other one of two tokens that are about as probable."""
+    """A place where the page and the oracle picked different tokens that are about equally probable."""
 
     place: int
     page: int
@@ -101,7 +103,7 @@ class NearTie:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How ids compared: those of the oracle, and the near ties that were excused."""
+    """The result of comparing ids: the ids of the oracle, and the near ties that were excused."""
 
     ids: list[int]
     ties: list[NearTie]
@@ -116,8 +118,8 @@ def parting(one: Sequence[int], other: Sequence[int]) -> int | None:
 
 
 def margin(log_probabilities: Mapping[int, float], picked: int, other: int) -> tuple[float, bool]:
-    """By how much `picked` is more probable than `other`, in natural logarithms, and whether that is exact: for a token
-    that was not reported the margin is at least that to the least of them.
+    """By how much `picked` is more probable than `other`, in natural logarithms, and whether that is exact: if `other`
+    was not reported, the margin to the least probable reported token is a lower bound.
     """
     least = min(log_probabilities.values())
     return log_probabilities[picked] - log_probabilities.get(other, least), other in log_probabilities

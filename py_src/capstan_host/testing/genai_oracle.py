@@ -1,9 +1,9 @@
-"""onnxruntime-genai on CPython's CPU provider as the oracle of greedy ids; it is installed apart, with numpy.
+"""onnxruntime-genai on CPython's CPU provider as the oracle of greedy ids; it is installed separately, with numpy.
 
     run(folder, [("append", ids), ("generate", 60), ("rewind", 12), ...])  -> Trace
     logits(folder, ids)                                                    -> float32 [vocab]
 
-Facts about onnxruntime-genai 0.18.0 that this module settles:
+Facts about onnxruntime-genai 0.18.0 that this module takes into account:
 
 - A folder written for WebGPU runs on the CPU provider after `Config.clear_providers()`; nothing else has to change,
   also for the static mask of enable_webgpu_graph: without graph capture genai feeds a mask as long as the sequence.
@@ -50,8 +50,7 @@ def run(folder: Path, actions: Sequence[Action], search: dict[str, Any]) -> Trac
     """Run actions on one generator: ("append", ids), ("generate", most tokens), ("rewind", length), ("adapter", name),
     which is set from the folder's NAME.onnx_adapter.
 
-    `search` are genai's search options; picks are greedy, at most up to the model's context length, unless they say
-    else.
+    `search` are genai's search options. By default picks are greedy, and a sequence ends at the model's context length.
     """
     config = og.Config(str(folder))
     config.clear_providers()
@@ -70,7 +69,7 @@ def run(folder: Path, actions: Sequence[Action], search: dict[str, Any]) -> Trac
         return [int(token) for token in generator.get_sequence(0)]
 
     def append(ids: Sequence[int], *, last: bool) -> None:
-        """Append tokens; on request the last token of the sequence runs again before them."""
+        """Append tokens. With `last` the last token of the sequence runs again before them."""
         if last:
             ids = [sequence()[-1], *ids]
             generator.rewind_to(len(sequence()) - 1)

@@ -30,7 +30,7 @@ if (globalThis.GPUAdapter) {
 
 
 def before_worker(where: BrowserContext | Page, source: str) -> None:
-    """Put a script before those of Capstan's workers."""
+    """Run a script in Capstan's workers before their own script."""
 
     def serve(route: Route) -> None:
         worker = route.fetch()
@@ -68,7 +68,7 @@ def watch(page: Page, errors: list[str]) -> list[str]:
 
 
 class Harness:
-    """A HeadlessPage in a page of a test's."""
+    """A HeadlessPage in a test's page."""
 
     def __init__(self, page: Page, url: str, query: str = "") -> None:
         """Open the page of the site at `url` and wait for the worker."""
@@ -76,7 +76,7 @@ class Harness:
         self.errors = watch(page, [])
         """Everything that went wrong in the page so far."""
         self.events: list[dict[str, Any]] = []
-        """Those of the last request, at first those of the start."""
+        """The events of the last request; before the first request, the events of the start."""
         self._headless = HeadlessPage(url, self.events.append, query=query)
         self._wait(self._headless.attach(page))
         self.readiness = self._headless.readiness
@@ -86,7 +86,7 @@ class Harness:
         return self._wait(self._headless.evaluate(script, argument))
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of what the page does; AssertionError where it fails, with what was seen before."""
+        """The result of work in the page. If the work fails, raises AssertionError with the page's earlier errors."""
         try:
             return at_once(work)
         except BrowserError as error:
@@ -108,7 +108,9 @@ class Harness:
         return reply
 
     def generate(self, model: str | Mapping[str, Any], **options: Any) -> dict[str, Any]:
-        """Complete a prompt with the model mounted as `model`, or a hub's repository; the result, or RemoteError."""
+        """Complete a prompt with the model mounted as `model`, or a hub's repository, and return the result. Raises
+        RemoteError.
+        """
         reply = self.reply(generate_request(model, **options))
         if not reply["ok"]:
             raise RemoteError(reply["error"])
@@ -129,12 +131,14 @@ class Harness:
         filename: str = "script.py",
         files: Mapping[str, str] | None = None,
     ) -> ExecResult:
-        """Run a Python script in the page with these mounted models and files; RemoteError if the page could not."""
+        """Run a Python script in the page with these mounted models and files. Raises RemoteError if the page cannot
+        run it.
+        """
         self.begin(exec_request(source, models, argv, filename, files))
         return self.end_exec()
 
     def end_exec(self) -> ExecResult:
-        """How the script ended that `begin` was given; RemoteError if the page could not run it."""
+        """How the script that `begin` sent has ended. Raises RemoteError if the page could not run it."""
         reply = self.end()
         if not reply["ok"]:
             raise RemoteError(reply["error"])

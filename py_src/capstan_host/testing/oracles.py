@@ -44,7 +44,7 @@ class Expected:
     """An oracle's answer."""
 
     name: str
-    """The oracle's, with its version."""
+    """The oracle's name and version."""
     ids: list[int]
     margins: list[float | None] | None = None
     """By how much each pick was more probable than the next best, where that was stored."""
@@ -54,7 +54,7 @@ class Oracle(Protocol):
     """Gives the greedy ids after a prompt."""
 
     def expected(self, subject: Subject, prompt: Sequence[int], tokens: int) -> Expected:
-        """At most `tokens` ids, an end-of-sequence id being the last. Raises OracleError."""
+        """At most `tokens` ids; an end-of-sequence id can only be the last one. Raises OracleError."""
 
     def margin(self, subject: Subject, prompt: Sequence[int], picked: int, other: int) -> float | None:
         """By how much the oracle finds `picked` more probable than `other` after a prompt, in natural logarithms; None
@@ -99,7 +99,7 @@ class LlamaCpp:
         return Expected(f"llama.cpp {told['release']}", told["ids"])
 
     def margin(self, subject: Subject, prompt: Sequence[int], picked: int, other: int) -> float | None:
-        """None: node-llama-cpp gives the probabilities of tokens after its sampler, which is greedy here."""
+        """Returns None: node-llama-cpp gives the probabilities of tokens after its sampler, which is greedy here."""
         return None
 
     def _ask(self, subject: Subject, prompt: Sequence[int], tokens: int) -> dict[str, Any]:
@@ -155,7 +155,7 @@ class Golden:
         )
 
     def margin(self, subject: Subject, prompt: Sequence[int], picked: int, other: int) -> float | None:
-        """None: the file has the margin of each pick over the next best."""
+        """Returns None: the file has only the margin of each pick over the next best token."""
         return None
 
     def _read(self) -> dict[str, Any]:
@@ -173,7 +173,7 @@ class Golden:
         return content
 
     def _write(self, subject: Subject, prompt: Sequence[int], tokens: int, digests: Mapping[str, str] | None) -> None:
-        """Add an answer, or put it in the place of an old one; those of another model or source are dropped."""
+        """Add an answer, or replace an old one; answers of another model or source are dropped."""
         if self.source is None:
             answer = subject.answer(prompt, tokens, log_probabilities=2)
             source, ids = f"capstan {subject.version}", answer.ids
@@ -195,7 +195,7 @@ class Golden:
 
 
 def gaps(answer: Answer) -> list[float | None]:
-    """By how much each pick was more probable than the next best; None for an end-of-sequence id."""
+    """By how much each pick was more probable than the next best token; None for an end-of-sequence id."""
     found: list[float | None] = []
     for each in answer.log_probabilities:
         first, second = sorted(each.values(), reverse=True)[:2]

@@ -69,7 +69,7 @@ print(json.dumps(times))
 
 
 class TestedPage:
-    """A page with what is kept of it if a test fails."""
+    """A page, and the records of it that are kept if a test fails."""
 
     __test__ = False
 
@@ -89,13 +89,13 @@ class TestedPage:
         self.page.context.tracing.start_chunk()
 
     def end(self) -> None:
-        """A test ended, whose trace is kept or not wanted."""
+        """Note that a test ended; its trace was kept or is not wanted."""
         with contextlib.suppress(Error):
             self.page.context.tracing.stop_chunk()
 
     def keep(self, folder: Path, write: Callable[[Path, Any], None]) -> None:
-        """Write what is known of the test into a folder: Capstan's trace is one of its last answer, requested again,
-        since a trace has costs of its own. `lacking` describes what a broken page cannot give.
+        """Write the records of the test into a folder. For Capstan's trace the last answer is requested again, since
+        tracing takes time. In errors.json, `lacking` has the records that a broken page could not give.
         """
         lacking: list[str] = []
         write(folder / "requests.json", self.requests)
@@ -168,7 +168,7 @@ class AppPage(TestedPage):
         super().__init__(name, page, errors)
 
     def call(self, body: str, argument: Any) -> Any:
-        """The JSON of an expression over `llm` and `given`, which is noted. CapstanErrors are RemoteErrors."""
+        """The JSON of an expression over `llm` and `given`, which is noted. CapstanErrors become RemoteErrors."""
         told = self.page.evaluate(
             f"""async ([name, given]) => {{
               const llm = await globalThis[name];
@@ -267,14 +267,14 @@ class Pages:
     """The pages of a test session in one browser, and the servers of their files."""
 
     def __init__(self, browser: Browser, stack: contextlib.ExitStack, device: str = "auto") -> None:
-        """`device` is that of models for which none is named."""
+        """`device` is the device of models for which no device is named."""
         self.browser = browser
         self.device = device
         self.open: list[TestedPage] = []
         self._stack = stack
         self._sites: dict[Path, tuple[StaticServer, HarnessPage]] = {}
         self._testing = True
-        """The first page is opened during a test's set-up."""
+        """Whether a test runs. It is True at first, since the first page is opened during a test's set-up."""
 
     def serve(self, root: str | Path, models: Mapping[str, str | Path] | None = None) -> str:
         """The address of a folder's files until the session ends; models are at models/NAME/."""
@@ -309,7 +309,7 @@ class Pages:
             page.begin()
 
     def end(self) -> None:
-        """Note that the test ended; nothing of it is kept any more."""
+        """Note that the test ended; its records are no longer kept."""
         self._testing = False
         for page in self.open:
             page.end()
@@ -363,7 +363,7 @@ def launched(
 
 
 def own_version() -> str:
-    """This package's version, or that it is a checkout's."""
+    """This package's version; for a checkout, a text that says so."""
     try:
         return version("capstan-webgpu")
     except PackageNotFoundError:

@@ -1,6 +1,6 @@
 """A pytest plugin: fixtures for a page with a model, and what is kept of a failure. docs/testing.md describes them.
 
-Playwright and a browser are needed by tests that use the fixtures only.
+Only tests that use the fixtures need Playwright and a browser.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def capstan_site(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture(scope="session")
 def capstan_playwright(request: pytest.FixtureRequest) -> Iterator[Playwright]:
-    """Playwright: that of pytest-playwright if it is installed, since there can be one only."""
+    """Playwright: that of pytest-playwright if it is installed, since only one can run."""
     if importlib.util.find_spec("playwright") is None:
         raise BrowserError("Playwright is not installed: run `pip install 'capstan-webgpu[testing]'`")
     if request.config.pluginmanager.hasplugin("playwright"):

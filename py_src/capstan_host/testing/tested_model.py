@@ -32,11 +32,11 @@ class TestedModel(ABC):
     """One model in one page. Prompts are texts, without special tokens added, or token ids."""
 
     __test__ = False
-    """The name is none of a test class for pytest."""
+    """Keeps pytest from taking this class for a test class."""
     folder: Path | None
     """The model's files on this machine; None if they are elsewhere."""
     version: str
-    """Capstan's, of this package."""
+    """The version of this package, which is Capstan's."""
 
     @abstractmethod
     def answer(self, prompt: str | Sequence[int], tokens: int, *, log_probabilities: int | None = None) -> Answer:
@@ -53,11 +53,11 @@ class TestedModel(ABC):
     def assert_ids(
         self, prompt: str | Sequence[int], *, oracle: str | Oracle, tokens: int = 32, tie: float = TIE
     ) -> Agreement:
-        """The page's greedy ids after a prompt are the oracle's: 'genai', 'llama.cpp', or a Golden.
+        """Assert that the page's greedy ids after a prompt are those of the oracle: 'genai', 'llama.cpp', or a Golden.
 
-        A near tie is reported by a NearTieWarning, and the rest is compared after the oracle's token: the page and the
-        oracle both prefer their own tokens by less than `tie`, in log probabilities. With `tie` 0 none is excused. For
-        another difference MismatchError names the token, the texts and the margins. Raises OracleError.
+        In a near tie the page and the oracle both prefer their own tokens by less than `tie`, in log probabilities. It
+        is reported by a NearTieWarning, and the rest is compared after the oracle's token. With `tie` 0 none is
+        excused. For any other difference MismatchError names the token, the texts and the margins. Raises OracleError.
         """
         if tokens < 1:
             raise OptionError(f"tokens is {tokens}; it must be at least 1")
@@ -103,7 +103,8 @@ class TestedModel(ABC):
         rounds: int = ROUNDS,
         tolerance: float = TOLERANCE,
     ) -> Ratio:
-        """The time for a token, over that of a baseline in the same browser; see capstan_host.testing.timing."""
+        """The ratio of the time for a token to that of a baseline in the same browser; see capstan_host.testing.timing.
+        """
         return compare(
             lambda: self.seconds_per_token(prompt, tokens),
             lambda: baseline.seconds_per_token(prompt, tokens),
@@ -120,8 +121,8 @@ class TestedModel(ABC):
         rounds: int = ROUNDS,
         tolerance: float = TOLERANCE,
     ) -> Ratio:
-        """The time for a token is not shown to be more than `tolerance` above the baseline's; MismatchError names the
-        ratio, and the slowest kernels if the page can time them.
+        """Raise MismatchError if the time for a token is shown to be more than `tolerance` above the baseline's. It
+        names the ratio, and the slowest kernels if the page can time them.
         """
         ratio = self.compare_speed(baseline, prompt, tokens=tokens, rounds=rounds, tolerance=tolerance)
         if ratio.slower:
@@ -135,7 +136,7 @@ class TestedModel(ABC):
         return {}
 
     def _slower_kernels(self, baseline: TestedModel) -> str:
-        """The kernels that take more of the difference than others, the worst first."""
+        """The kernels that contribute most to the difference, the worst first."""
         own, other = self.kernel_times(), baseline.kernel_times()
         more = {label: own[label] - other[label] for label in own.keys() & other.keys()}
         if not more:
@@ -155,8 +156,9 @@ class TestedModel(ABC):
         got: Sequence[int],
         tie: float,
     ) -> NearTie:
-        """The near tie at a place of the answer after `begun` of the oracle's tokens; MismatchError for another
-        difference."""
+        """The near tie at a place of an answer that follows the first `begun` tokens of the oracle. Raises
+        MismatchError for another difference.
+        """
         at = begun + place
         wanted = expected.ids[begun:]
         texts = f"\n  page:   {self.decode(got)!r}\n  oracle: {self.decode(wanted)!r}"

@@ -1,13 +1,13 @@
 """Compares two durations in one run, as a ratio with an interval, and says when a difference counts.
 
-`compare(run, baseline)` calls both in turn, and each round's order is the other way round than that of the one before:
-the machine's clock, heat and load bear on both alike. A round gives one ratio; the result is their median and an
-interval of order statistics that holds the true median with at least `CONFIDENCE`, whatever the distribution (H. A.
-David and H. N. Nagaraja, Order Statistics, 3rd edition, 7.1): for n rounds it goes from the k-th smallest ratio to the
-k-th largest, with the largest k for which 2 P(B < k) <= 1 - CONFIDENCE, B binomial with n and 1/2.
+`compare(run, baseline)` calls both in turn, and reverses their order from round to round, so that the machine's clock,
+heat and load affect both alike. A round gives one ratio; the result is their median and an interval of order statistics
+that holds the true median with at least `CONFIDENCE`, whatever the distribution (H. A. David and H. N. Nagaraja, Order
+Statistics, 3rd edition, 7.1): for n rounds it goes from the k-th smallest ratio to the k-th largest, with the largest k
+for which 2 P(B < k) <= 1 - CONFIDENCE, B binomial with n and 1/2.
 
 A difference counts if the whole interval is farther from 1 than the tolerance: above 1 + tolerance the run is slower,
-below 1 / (1 + tolerance) it is faster. An interval that reaches over that bound says that nothing was shown.
+below 1 / (1 + tolerance) it is faster. An interval that contains such a bound shows nothing.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ __all__ = ["CONFIDENCE", "ROUNDS", "TOLERANCE", "Ratio", "compare", "ratio_of"]
 
 CONFIDENCE = 0.95
 ROUNDS = 9
-"""The interval is from the smallest but one to the largest but one: one round that something disturbed is left out."""
+"""The interval then goes from the second smallest ratio to the second largest, so that one disturbed round has no
+effect.
+"""
 FEWEST_ROUNDS = 6
-"""Fewer have no interval of that confidence."""
+"""Fewer rounds have no interval of that confidence."""
 TOLERANCE = 0.1
 
 
@@ -70,7 +72,7 @@ def compare(
 ) -> Ratio:
     """Measure both `rounds` times in turn, after `warm_up` rounds that do not count.
 
-    Each returns the seconds that it took, by whatever clock; for one that returns None the time of the call counts.
+    Each returns the seconds that it took, by whatever clock; if it returns None, the duration of the call counts.
     Raises OptionError for fewer than 6 rounds.
     """
     if rounds < FEWEST_ROUNDS:
@@ -91,7 +93,7 @@ def compare(
 
 
 def ratio_of(taken: Sequence[tuple[float, float]], tolerance: float = TOLERANCE) -> Ratio:
-    """The ratio of pairs of durations, each of a round: the run's and the baseline's."""
+    """The ratio from the durations (run, baseline) of each round."""
     ratios = sorted(run / baseline for run, baseline in taken)
     rank = _rank(len(ratios))
     return Ratio(

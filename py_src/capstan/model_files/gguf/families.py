@@ -79,7 +79,9 @@ def with_key_heads(file: GgufFile, layers: int) -> Sequence[bool]:
 
 
 def without_recurrence(file: GgufFile, layers: int) -> Sequence[bool]:
-    """The layers that the file does not list as recurrent; without a list the last one of each group of `every`."""
+    """The layers that the file does not list as recurrent; without a list the last of each group of
+    `full_attention_interval` layers.
+    """
     key = file.key("attention.recurrent_layers")
     every = file.integer(file.key("full_attention_interval"), 4)
     described = file.value(key)
@@ -122,7 +124,7 @@ def width_root(file: GgufFile) -> float:
 
 
 def scale_or_one(name: str) -> Callable[[GgufFile], float]:
-    """A factor of that name; 0 means that there is none."""
+    """A function that reads the factor of that name from a file; it is 1 if the file has none or 0."""
     return lambda file: file.real(file.key(name), 0.0) or 1.0
 
 
@@ -136,8 +138,8 @@ def logits_divided(file: GgufFile) -> float:
 
 @dataclass(frozen=True)
 class Mixture:
-    """A mixture of experts. Each computes `gate sigmoid(alpha gate) (up + beta)` before its last product; the shares of
-    the chosen experts add up to 1.
+    """A mixture of experts. Each expert computes `gate sigmoid(alpha gate) (up + beta)` before its last product; the
+    shares of the chosen experts add up to 1.
     """
 
     alpha: float = 1.0
@@ -150,7 +152,7 @@ class Mixture:
     """The number of this function in expert_gating_func: 1 for a softmax over all experts, 3 over the chosen ones."""
 
     def require_known(self, file: GgufFile) -> None:
-        """Raises ConfigError for keys with another definition of the shares."""
+        """Raise ConfigError for keys that define the experts' shares in another way."""
         file.integer(file.key("expert_gating_func"), self.gating, least=self.gating, most=self.gating)
         for name, known in (("expert_weights_norm", (True,)), ("expert_weights_scale", (0.0, 1.0))):
             key = file.key(name)

@@ -50,8 +50,8 @@ SAMPLING = {name.replace("temperature", "temp"): name for name in DRAWING}
 def gguf_config(file: GgufFile, filename: str) -> GenaiConfig:
     """The configuration of the file, whose name in its folder is `filename`.
 
-    Raises ConfigError for a key that is missing or wrong; UnsupportedModelError for a part of a model, and for an
-    unsupported family, with the supported ones.
+    Raises ConfigError for a key that is missing or wrong; UnsupportedModelError for a file that is only a part of a
+    model, and, with the supported families, for another family.
     """
     family = family_of(file)
     vocab_size = rows_of_embedding(file)
@@ -83,7 +83,7 @@ def stated(file: GgufFile) -> Stated:
 
 
 def config_to_json(config: GenaiConfig) -> dict[str, Any]:
-    """A configuration that `gguf_config` made, for `config_from_json`."""
+    """A configuration that `gguf_config` made, as JSON that `config_from_json` reads."""
     unset = asdict(DecoderConfig("", 0, 0, 0, 0))
     decoder = {name: value for name, value in asdict(config.decoder).items() if value != unset[name]}
     found = {field.name: getattr(config, field.name) for field in fields(GenaiConfig)}

@@ -99,7 +99,7 @@ class GgufTensor:
 
 @dataclass(frozen=True)
 class GgufFile:
-    """A header. The readers of the metadata raise ConfigError with the key, expected and found."""
+    """A header. The readers of the metadata raise ConfigError with the key, the expected and the found value."""
 
     name: str
     """The name of the file in errors."""
@@ -147,7 +147,7 @@ class GgufFile:
     def by_layer(
         self, key: str, layers: int, default: int | None = None, least: int = 1, most: int = MOST_ELEMENTS
     ) -> tuple[int, ...]:
-        """An integer from `least` to `most` for each of `layers` layers; most files have one for all."""
+        """An integer from `least` to `most` for each of `layers` layers; most files have one number for all layers."""
         value = self.value(key, default)
         described = value if isinstance(value, tuple) else (value,) * layers
         if len(described) != layers or not all(type(each) is int and least <= each <= most for each in described):

@@ -163,7 +163,7 @@ def byte_level(
 
 
 def listed_merges(file: GgufFile, vocabulary: Mapping[str, int]) -> list[list[str]]:
-    """The pairs of a file with a list of merges."""
+    """The pairs of tokens in a file's list of merges."""
     key = "tokenizer.ggml.merges"
     merges = file.strings(key)
     pairs = [merge.split(" ", 1) for merge in merges]

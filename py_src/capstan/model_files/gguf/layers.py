@@ -27,7 +27,8 @@ class LayerSizes:
 
 
 def layer_sizes(file: GgufFile, heads: int, width: int, layers: int) -> Sequence[LayerSizes]:
-    """The sizes of the first `layers` layers, with `heads` of queries each and states of `width` elements between them.
+    """The sizes of the first `layers` layers, which have `heads` heads of queries each and states of `width` elements
+    between them.
 
     Raises ConfigError for a key that is missing or wrong.
     """

@@ -29,7 +29,7 @@ Counts = Callable[[int], tuple[int, int, int]]
 @dataclass(frozen=True)
 class AttendedProduct(Operation):
     """A product W x of one row and the attention whose result is x. The node reads the attention's inputs, then the
-    product's others; it writes the product's result, then x.
+    product's other inputs; it writes the product's result, then x.
     """
 
     attention: Attention
@@ -62,8 +62,9 @@ class AttendedProduct(Operation):
 
 @lru_cache(maxsize=64)
 def counts(join: Counts, workgroups: int) -> tuple[Counts, Counts]:
-    """Workgroups of the product by sequence length where the join has none, and where it has some. Layers of one shape
-    get the same functions."""
+    """Workgroups of the product by sequence length: at lengths where the join has no workgroups, and at those where it
+    has some. Layers of one shape get the same functions.
+    """
 
     def alone(length: int) -> tuple[int, int, int]:
         return (0, 1, 1) if join(length)[0] else (workgroups, 1, 1)

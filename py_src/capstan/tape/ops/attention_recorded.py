@@ -193,7 +193,7 @@ class Finder:
 
 
 def recorded_as(node: Node) -> int | None:
-    """The recorded operation of a node; None if the node is a part of one, or several."""
+    """The recorded operation of a node; None if the node is only a part of one operation, or stands for several."""
     if isinstance(node.what, Recorded):
         return node.what.index
     return next(iter(node.origins)) if isinstance(node.what, Norm) and len(node.origins) == 1 else None

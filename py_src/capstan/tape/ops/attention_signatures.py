@@ -76,7 +76,9 @@ def vector(value: Number) -> tuple[int, ...]:
 
 
 def rotates_whole_heads(kernel: OrtKernel) -> bool:
-    """One token, every element of a head rotated with its partner in the other half."""
+    """Whether the kernel rotates queries and keys of one token, each element of a head with its partner in the other
+    half.
+    """
     query, key = vector(kernel.uniforms["q_global_shape"]), vector(kernel.uniforms["k_global_shape"])
     half = vector(kernel.uniforms["cos_cache_shape"])[1]
     one = query[:2] == key[:2] == (1, 1) and query[3] == key[3] == half
@@ -109,7 +111,7 @@ QUERY_LINES = (
 
 
 def rotates_whole_queries(kernel: OrtKernel) -> bool:
-    """One token, every element of a head rotated with its partner in the other half."""
+    """Whether the kernel rotates queries of one token, each element of a head with its partner in the other half."""
     shape, half = vector(kernel.uniforms["global_shape"]), vector(kernel.uniforms["cos_cache_shape"])[1]
     stride = vector(kernel.uniforms["input_output_stride"])
     return shape[:2] == (1, 1) and shape[3] == half and stride[2] == 2 * half
@@ -124,7 +126,9 @@ SINK_LINES = (
 
 
 def why_not_packed(kernel: OrtKernel, unit: int) -> str:
-    """The reason why heads are not packed q, k and v; empty without one. Elements are counted in vectors of `unit`."""
+    """The reason why heads are not packed q, k and v; empty if they are packed. Elements are counted in vectors of
+    `unit`.
+    """
     head, half = (unit * kernel.number(name) for name in ("head_size", "half_rotary_dim"))
     heads, kv_heads = kernel.number("num_heads"), kernel.number("kv_num_heads")
     return unfit_heads(heads, kv_heads, head, 2 * half, kernel.element)

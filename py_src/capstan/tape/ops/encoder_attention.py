@@ -26,8 +26,8 @@ def one_query_of_all(kernel: OrtKernel) -> bool:
 
 
 def over_encoder(graph: StepGraph, met: Mapping[int, Met]) -> StepGraph:
-    """Turn attention over an encoder's outputs into one node: a copy of these, which is dropped, split attention and
-    its join.
+    """Turn a copy of an encoder's outputs, split attention over the copy and its join into one node, which reads the
+    outputs themselves.
     """
     finder = Finder(graph, met)
     joined: dict[int, Node] = {}

@@ -93,10 +93,10 @@ def tall_for(m: int, most: int = TALL) -> int:
 
 
 def tune_rows(k: int, n: int, m: int, gated: bool, limits: WorkgroupLimits) -> RowsTuning:
-    """For `m` rows of x and weights of `n` rows of `k` in integers (two such matrices if `gated`).
+    """The tiling for `m` rows of x and weights of `n` rows of `k` integers (two such matrices if `gated`).
 
     With subgroups a thread has up to SUMS sums. More subgroups share a row of the weights until a large adapter has
-    THREADS threads, while each thread has two requests.
+    THREADS threads, as long as each thread has two requests.
     """
     tall = tall_for(m)
     if limits.lanes == 0:
@@ -130,15 +130,16 @@ class DenseRowsTuning:
         return self.columns.workgroups, -(-self.m // self.tall), 1
 
     def constants(self) -> dict[str, int | float | bool]:
-        """By their names in the shader."""
+        """The constants by their names in the shader."""
         given = {name: value for name, value in self.columns.constants().items() if name != "SPLIT"}
         lines = 1 + self.gated
         return {**given, "M": self.m, "TALL": self.tall, "LINES": lines, "SUMS": lines * self.tall}
 
 
 def tune_dense_rows(k: int, n: int, m: int, gated: bool, half: bool, limits: WorkgroupLimits) -> DenseRowsTuning:
-    """For `m` rows of x and weights [k, n]; two such matrices if `gated`. A thread has up to 64 sums, so that
-    workgroups have 256 threads at most."""
+    """The tiling for `m` rows of x and weights [k, n]; two such matrices if `gated`. A thread has up to 64 sums, so
+    that workgroups have 256 threads at most.
+    """
     tall = tall_for(m, 64 // ((1 + gated) * column_width(half)))
     return DenseRowsTuning(
         m, gated, tall, tune_dense(k, n, gated, half, replace(limits, threads=min(limits.threads, 256)))

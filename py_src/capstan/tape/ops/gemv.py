@@ -364,7 +364,7 @@ def fits_matvec(what: MatVec) -> bool:
 
 def unfit_matvec(what: MatVec) -> str:
     """The reason why web/src/worker/shaders/products/matvec_q4.wgsl (matvec_dense.wgsl for dense weights) does not
-    cover these weights; empty without one.
+    cover these weights; empty if it covers them.
     """
     if what.scales is None:
         width = column_width(what.element == "f16")

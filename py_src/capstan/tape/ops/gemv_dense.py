@@ -68,11 +68,11 @@ class DenseTuning:
 
 
 def tune_dense(k: int, n: int, gated: bool, half: bool, limits: WorkgroupLimits) -> DenseTuning:
-    """For weights [k, n] of float32, or float16 if `half`; two such matrices if `gated`.
+    """The tiling for weights [k, n] of float32, or float16 if `half`; two such matrices if `gated`.
 
-    Measured on an H200; see benches/NOTES.md. With subgroups, the largest number of columns side by side that leaves
-    THREADS threads in all, so that a row's bytes are read in the longest possible pieces (pieces of 32 bytes are read
-    at half the speed of 128). Workgroups have 1024 threads, or 512 if there are many workgroups or each thread has
+    Measured on an H200; see benches/NOTES.md. With subgroups it takes the largest number of columns side by side that
+    leaves THREADS threads in all, so that a row's bytes are read in the longest possible pieces (pieces of 32 bytes are
+    read at half the speed of 128). Workgroups have 1024 threads, or 512 if there are many workgroups or each thread has
     pending loads of two matrices. On a CPU adapter without subgroups, threads do not share columns.
     """
     vectors = n // column_width(half)

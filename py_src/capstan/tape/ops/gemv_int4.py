@@ -54,7 +54,7 @@ class MatvecTuning:
 
     @property
     def split(self) -> bool:
-        """Whether the sums of a row meet in workgroup memory; else shuffles are enough."""
+        """Whether the sums of a row are added up in workgroup memory; else shuffles are enough."""
         return self.span > self.lanes
 
     def memory(self, half: bool) -> int:
@@ -85,8 +85,8 @@ class MatvecTuning:
 
 
 def tune_matvec(k: int, n: int, gated: bool, half: bool, bits: int, limits: WorkgroupLimits) -> MatvecTuning:
-    """For weights of `n` rows of `k` integers of `bits` (two such matrices if `gated`), and activations of float16 if
-    `half`.
+    """The tiling for weights of `n` rows of `k` integers of `bits` (two such matrices if `gated`), and activations of
+    float16 if `half`.
 
     Measured on an H200; see benches/NOTES.md. A workgroup that takes several tiles reads and normalises x only once,
     and requests the next weights before it uses the present ones. The number of workgroups keeps up to 132 processors
@@ -141,8 +141,8 @@ def tune_matvec(k: int, n: int, gated: bool, half: bool, bits: int, limits: Work
 
 
 def cut_long(cut: Callable[..., MatvecTuning], k: int, n: int, gated: bool, words: int, span: int) -> MatvecTuning:
-    """The cut for rows of more than 3072 elements: x is staged, and each row has a subgroup. A run has `words` of 16
-    bytes.
+    """The cut for rows of more than 3072 elements: x is staged, and each row has a subgroup. A run has `words` words of
+    16 bytes.
     """
     if gated:
         return cut(1, span, 512, PROCESSORS, staged=True)

@@ -98,7 +98,7 @@ class MatMul(Operation):
     """`rows` rows of x, each multiplied by W [n, k] in integers of `bits` with one scale, one zero point if there are
     `zeros`, and one minimum if there are `minima`, for each `block` of a row.
 
-    reads are x in int8 and its scales. With `up`, the result is silu(W x) * (W_up x). Buffers of weights by id.
+    reads are x in int8 and its scales. With `up`, the result is silu(W x) * (W_up x). Buffers of weights are ids.
     """
 
     weights: int
@@ -195,7 +195,9 @@ SMALL = MatMulTuning((8, 8), (4, 8), slices=1, runs=1)
 
 
 def tune_matmul(k: int, limits: WorkgroupLimits, *, shifted: bool = False) -> MatMulTuning:
-    """For rows of `k` elements; see `MatMul.shifted`. Raises TapeError if no cut fits the adapter's workgroups."""
+    """The tiling for rows of `k` elements; see `MatMul.shifted`. Raises TapeError if no cut fits the adapter's
+    workgroups.
+    """
     for tuning in (LARGE, ODD, SMALL):
         fits = tuning.memory(shifted) <= limits.memory and tuning.workgroup <= limits.threads
         if fits and k % (RUN * tuning.runs) == 0 and not (limits.software and tuning is not SMALL):
@@ -245,8 +247,9 @@ def _converts(recording: Recording, op: Dispatch, at: Mapping[str, int]) -> bool
 
 @dataclass
 class Products(RunReader):
-    """Reads a recorded run of `rows` positions: each of its int4 products as two nodes, the input in int8 and the
-    product of that."""
+    """Reads a recorded run of `rows` positions: each of its int4 products becomes two nodes, the conversion of the
+    input to int8 and the product.
+    """
 
     weights: Mapping[int, NBitsWeights]
     origin: dict[int, tuple[int, int]] = field(default_factory=dict)

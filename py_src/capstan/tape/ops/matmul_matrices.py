@@ -78,7 +78,7 @@ def tune_matrices(rows: int, n: int, k: int, gated: bool, dense: bool, limits: W
     """The tiling for `rows` rows and weights of `n` by `k`; None if none fits the adapter, or its subgroups have
     several sizes.
 
-    The first of TILINGS that has FILLED workgroups, else the one with the most; measured on an H200, see
+    It is the first of TILINGS that has FILLED workgroups, else the one with the most; measured on an H200, see
     benches/NOTES.md.
     """
     fitting = [

@@ -191,8 +191,8 @@ def tune_few_rows(rows: int, n: int, k: int, gated: bool, limits: WorkgroupLimit
     fits the adapter.
 
     Measured on an H100 and an H200 ("Several rows" in benches/NOTES.md): more subgroups share a tile's k until the GPU
-    has enough work, while each has a run to request; then comes the smallest operation over rows of x that needs no
-    more subgroups.
+    has enough work, as long as each has a run to request. Then the smallest operation over rows of x that needs no more
+    subgroups is taken.
     """
     if not limits.lanes or rows > max(SUBGROUPS):
         return None

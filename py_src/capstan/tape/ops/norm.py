@@ -40,7 +40,7 @@ NORM_LACKS = ("x_element_t(mean)", "beta", "bias[")
 
 
 def norm_by(met: Met, gamma: str, beta: str) -> RmsNorm:
-    """The norm of a kernel that binds its weights under these names; a LayerNorm if it binds the second."""
+    """The norm of a kernel that binds its weights under these names; a LayerNorm if it binds `beta`."""
     at, epsilon = met.kernel.at, met.kernel.real("epsilon")
     return CenteredNorm(at[gamma], epsilon, at[beta]) if beta in at else RmsNorm(at[gamma], epsilon)
 

@@ -170,8 +170,8 @@ Measured on an NVIDIA H200 with 512 and 2048 positions: the first tiling takes 1
 (onnxruntime-web's kernel 222 and 1036), and 84 and 234 us for 32 on 8 (240 and 1682).
 """
 WHOLE_TILINGS = ((1, 8, 16), (1, 8, 32), *TILINGS)
-"""The same if all positions attend to all. 27 layers of 4096 rows and 16 heads of 72 on an H200: the first two take 23
-and 26 ms, the others 28 to 72; with two operations over rows 27 to 121.
+"""The tilings if all positions attend to all positions. 27 layers of 4096 rows and 16 heads of 72 on an H200: the first
+two take 23 and 26 ms, the others 28 to 72; with two operations over rows 27 to 121.
 """
 LIGHT = 192
 """Words that a thread may hold without spilling: GPUs have 128 to 256 registers a thread."""
