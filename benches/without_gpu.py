@@ -4,10 +4,11 @@ usage: python3 benches/without_gpu.py FILE.gguf [--tokens N] [--words N] [--roun
        [--browser PATH]
 
 A start lasts from the navigation to the first token, in a page with one engine: a first visit with nothing stored, then
-a warm one with what the first stored; the engines take turns. For the pace, both answer prompts greedily by turns in one
-page; each prompt begins anew, so that neither engine has computed it. Medians are printed, and the whole as JSON. `--threads 1` serves a page that is not cross-origin isolated, so
-that both have one thread; else wllama takes so many, Capstan one for each core up to 4. `--words N` makes the prompt so
-many words long. Run it on a machine that does nothing else.
+a warm one with what the first stored; the engines take turns. For the pace, both answer prompts greedily by turns in
+one page. No prompt begins like an earlier one, so that each is computed. Medians are printed, and the whole as JSON.
+`--threads 1` serves a page that is not cross-origin isolated, so that both have one thread; else wllama takes so many,
+Capstan one for each core up to 4. `--words N` makes the prompt so many words long. Run it on a machine that does
+nothing else.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ fresh = itertools.count()
 
 
 def prompt_of(model: Any, length: int) -> list[int]:
-    """Ids that no prompt before begins with."""
+    """New ids: no earlier prompt begins with them."""
     number, vocabulary = next(fresh), model.capstan.config.vocab_size
     return [100 + (7919 * (place + 1009 * number)) % (vocabulary - 200) for place in range(length)]
 

@@ -94,10 +94,12 @@ def test_a_sequence_waits_for_the_tape_that_is_being_made_only() -> None:
         await asyncio.sleep(0.05)
         waiting = asyncio.ensure_future(device.tapes.paused())
         await asyncio.sleep(0)
-        assert device.lent == 1 and not waiting.done()
+        assert device.lent == 1
+        assert not waiting.done()
         device.may_end.set()
         await waiting
-        assert device.made == [(64, 32)] and device.lent == 0
+        assert device.made == [(64, 32)]
+        assert device.lent == 0
 
     asyncio.run(main())
 
@@ -142,6 +144,7 @@ def test_a_device_that_is_lost_meanwhile_is_left_to_its_next_user() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             await device.tapes.settled()
-        assert device.made == [] and device.lent == 0
+        assert device.made == []
+        assert device.lent == 0
 
     asyncio.run(main())

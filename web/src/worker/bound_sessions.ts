@@ -82,12 +82,7 @@ export class BoundSessions implements SessionsCalls {
     return this.sessions.add({ ort, owner });
   }
 
-  private make(
-    model: Uint8Array,
-    capture: boolean,
-    owner: string,
-    cacheBits: number,
-  ): Promise<Ort.InferenceSession> {
+  private make(model: Uint8Array, capture: boolean, owner: string, cacheBits: number): Promise<Ort.InferenceSession> {
     return this.exclusively(owner, async () => {
       const placement = { device: this.watched.device, capture, cacheBits };
       const session = await createSession(this.ort, model, placement).catch(async (error: unknown) => {
