@@ -41,7 +41,7 @@ def read_piped() -> str:
 
 
 def with_piped(prompt: str | None, piped: str) -> str:
-    """The prompt with the piped text after it; one of the two may be missing. Raises CommandError if both are missing."""
+    """The prompt with the piped text after it; one of the two may be missing. Raises CommandError without both."""
     text = "\n\n".join(part for part in (prompt, piped) if part)
     if not text:
         raise CommandError("the prompt is empty, and so is the piped text: give at least one character")

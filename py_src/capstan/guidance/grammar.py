@@ -43,7 +43,7 @@ ANY_CHARACTER: Ranges = ((0, _SURROGATES[0] - 1), (_SURROGATES[1] + 1, _LAST))
 
 
 class NodeError(Exception):
-    """An invalid node. The reader of the grammar's text, which knows the place, turns this error into a GuidanceError."""
+    """An invalid node. The reader of the grammar's text knows the place and turns it into a GuidanceError."""
 
     def __init__(self, what: str, remedy: str) -> None:
         super().__init__(what)

@@ -108,7 +108,7 @@ class Operation(Protocol):
 
     @property
     def as_recorded(self) -> Operation:
-        """The operation that the replaced kernels compute: this operation without the parts that those kernels ignore."""
+        """The operation that the replaced kernels compute: this one without the parts that those kernels ignore."""
         return self
 
     def written_bytes(self, index: int) -> int:

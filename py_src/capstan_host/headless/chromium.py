@@ -149,7 +149,7 @@ def gpu_devices(dev: Path = Path("/dev")) -> list[Path]:
 
 
 def find_browser(environ: Mapping[str, str] = os.environ) -> Path:
-    """A Chromium that answers `--version`: CAPSTAN_BROWSER, or an installed one. Raises BrowserError if there is none."""
+    """A Chromium that answers `--version`: CAPSTAN_BROWSER, or an installed one. Raises BrowserError without one."""
     found = named_browser(environ) or installed_browser(environ)
     if found is None:
         raise BrowserError(f"no Chrome or Chromium starts on this machine: {REMEDY}")

@@ -103,7 +103,7 @@ class TestedModel(ABC):
         rounds: int = ROUNDS,
         tolerance: float = TOLERANCE,
     ) -> Ratio:
-        """The ratio of the time for a token to that of a baseline in the same browser; see capstan_host.testing.timing."""
+        """The ratio of a token's time to that of a baseline in the same browser; see capstan_host.testing.timing."""
         return compare(
             lambda: self.seconds_per_token(prompt, tokens),
             lambda: baseline.seconds_per_token(prompt, tokens),

@@ -211,7 +211,7 @@ class PrefillTapes:
             await self.scratch.add(tape, f"the tape of prompt runs of {length} positions")
 
     async def _restored(self, length: int) -> int:
-        """Restore the stored tape for runs of `length`; 0 if there is none. Storage is read for the first such run only."""
+        """Restore the stored tape for runs of `length`; 0 if there is none. Only the first such run reads storage."""
         what = f"{self.what} of {length} positions"
         if length in self.seen and not self.stored.in_memory(what, self.key, self.buffers):
             return 0
