@@ -240,8 +240,8 @@ class Model:
         await self._open().trim()
 
     async def settled_async(self) -> None:
-        """Wait until all tapes of prompts are made that the model makes while nobody uses the GPU; see
-        docs/design_token.md. Measurements call it first.
+        """Wait for the tapes of prompts that the model makes while nobody uses the GPU. Measurements call it, so that
+        these tapes do not disturb them.
         """
         await self._open().settled()
 

@@ -157,8 +157,8 @@ async def make_session(engine: GpuSessions, graphs: Graphs, name: str, owner: st
 async def shared_sessions(
     engine: GpuSessions, graphs: Graphs, owner: str, cache_bits: int, begun: bool = False
 ) -> dict[str, int]:
-    """Make the sessions that all sequences share, by name; a failure releases all of them. With `begun` it does not
-    wait for them: their first runs do.
+    """Make the sessions that all sequences share, by name; a failure releases all of them. With `begun` only their
+    first runs wait for them.
     """
     made: dict[str, int] = {}
     names = [name for name in SHARED if name in graphs.sessions]
