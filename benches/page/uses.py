@@ -55,11 +55,13 @@ async def short(model: Any, tokens: int) -> tuple[float, float]:
 
 
 async def long(model: Any, tokens: int) -> tuple[float, float]:
-    return await generated(model, [prompt_of(model, LONG)], tokens, plain)
+    length = min(LONG, model.capstan.config.context_length - tokens)
+    return await generated(model, [prompt_of(model, length)], tokens, plain)
 
 
 async def drafts(model: Any, tokens: int) -> tuple[float, float]:
-    return await generated(model, [prompt_of(model, SHORT)], tokens, lambda params: params.set_speculation("always"))
+    speculation = capstan.Speculation(always=True)
+    return await generated(model, [prompt_of(model, SHORT)], tokens, lambda params: params.set_speculation(speculation))
 
 
 async def grammar(model: Any, tokens: int) -> tuple[float, float]:
@@ -114,7 +116,7 @@ async def measured(address: str, times: int, tokens: int) -> dict[str, Any]:
     """By feature, each use's milliseconds to its first token and to its last one, and what it waited for: the spans of
     a trace that name recordings and checks, in milliseconds."""
     config = og.Config(address)
-    config.overlay(json.dumps({"search": {"max_length": LONG + tokens + 8}, "model": {"eos_token_id": []}}))
+    config.overlay(json.dumps({"search": {"max_length": SHORT + tokens + 8}, "model": {"eos_token_id": []}}))
     model = og.Model(config)
     found: dict[str, list[dict[str, Any]]] = {}
     for name, use in FEATURES.items():

@@ -151,7 +151,7 @@ def uses(outcomes: list[Outcome]) -> dict[str, Any]:
     """By visit and feature: milliseconds of the first use, of the second, and the median of the last five, to the first
     token and in all; and what each of the first two recorded and checked."""
     visits: dict[str, Any] = {}
-    for step in outcomes:
+    for step in (each for each in outcomes if each.get("function") == "uses"):
         visits[step["row"]] = {
             feature: {
                 **{
