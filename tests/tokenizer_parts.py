@@ -394,7 +394,7 @@ UNKNOWN: dict[str, tuple[Part, str]] = {
     ),
     "ligatures": (
         {"pre_tokenizer": split(regex("(?i:stop)"), "Isolated")},
-        "pattern: st in a group without case, which",
+        "pattern: st, also a ligature, cannot be in a group",
     ),
     "properties without case": ({"pre_tokenizer": split(regex(r"(?i:\p{Lu})"), "Isolated")}, "in a group without case"),
     "no length": ({"pre_tokenizer": {"type": "FixedLength", "length": 0}}, "pre_tokenizer: length is 0"),

@@ -237,7 +237,7 @@ def configured_pooling(files: Mapping[str, str]) -> str | None:
     modes = [name for name, value in config.items() if name.startswith("pooling_mode_") and value]
     if len(modes) != 1 or modes[0] not in MODES:
         raise UnsupportedModelError(
-            f"1_Pooling/config.json: {', '.join(modes) or 'no pooling_mode'}; Capstan computes one of "
+            f"1_Pooling/config.json sets {', '.join(modes) or 'no pooling_mode'}; Capstan computes exactly one of "
             f"{', '.join(MODES)}"
         )
     return MODES[modes[0]]
@@ -272,7 +272,7 @@ def pad_of(about: Mapping[str, Any]) -> int:
 
 def positive(name: str, value: Any) -> int:
     if not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name} is {value!r}; it must be a whole number from 1 on")
+        raise ConfigError(f"{name} is {value!r}; it must be a whole number of at least 1")
     return value
 
 

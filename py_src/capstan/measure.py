@@ -148,8 +148,8 @@ def _rehearsal(decoder: RowDecoder) -> Rehearsal:
 def _require_room(rehearsal: Rehearsal, steps: int, least: int) -> None:
     if rehearsal.room < least:
         raise OptionError(
-            f"{rehearsal.room} more tokens fit into the KV cache of {rehearsal.buffers.capacity}; this needs {least}: "
-            "rewind_to and generate one, or raise max_length"
+            f"{rehearsal.room} more tokens fit into the KV cache of {rehearsal.buffers.capacity} positions; this "
+            f"needs {least}: rewind_to and generate one, or raise max_length"
         )
     whole = rehearsal.buffers.end == rehearsal.buffers.capacity
     remedy = "raise max_length for more" if whole else "the caches of its windows have no room for more"

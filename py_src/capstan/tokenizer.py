@@ -117,7 +117,7 @@ class Tokenizer:
         except Exception as error:
             kind = content["model"].get("type", "unknown")
             raise ConfigError(
-                f"tokenizer.json: a {kind} tokenizer that cannot be built ({error}); copy the file again"
+                f"tokenizer.json: its {kind} tokenizer cannot be built ({error}); copy the file again"
             ) from error
         self._backend: TokenizerBackend = backend
         self._add_special_tokens = False

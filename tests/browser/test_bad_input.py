@@ -81,8 +81,8 @@ FOLDERS = {
     "no-weights": ("ModelFileError", ["no-weights/model.onnx.data", "404"]),
     "no-tokenizer": ("ModelFileError", ["no-tokenizer/tokenizer.json is missing", "copy the tokenizer"]),
     "no-json": ("ConfigError", ["genai_config.json", "line 2, column 19", "not JSON"]),
-    "deep-config": ("ConfigError", ["genai_config.json: nested more than 64 levels deep"]),
-    "deep-shards": ("ModelFileError", ["model.onnx.data.shards.json: nested more than 64 levels deep"]),
+    "deep-config": ("ConfigError", ["genai_config.json: it is nested more than 64 levels deep"]),
+    "deep-shards": ("ModelFileError", ["model.onnx.data.shards.json: it is nested more than 64 levels deep"]),
     "wrong-field": ("ConfigError", ["model.decoder.head_size", '"16"']),
     "missing-field": ("ConfigError", ["model.vocab_size"]),
     "wrong-search": ("OptionError", ["temperature is -1", "at least 0"]),
@@ -92,7 +92,7 @@ FOLDERS = {
         "ModelFileError",
         ["model.onnx.data: 230680 bytes", "up to byte 231680", "copy the file"],
     ),
-    "short-graph": ("ModelFileError", ["model.onnx: 5000 bytes that are not an ONNX model"]),
+    "short-graph": ("ModelFileError", ["model.onnx: its 5000 bytes are not an ONNX model"]),
     "pointer": ("ModelFileError", ["Git LFS pointer", "git lfs pull"]),
     "half": ("DeviceUnavailableError", ["float16", "shader-f16", "use_webgpu_fp32=true"]),
 }
@@ -133,7 +133,7 @@ def test_a_file_is_told_from_its_folder(harness: Harness, scripts: PageScripts) 
 @pytest.mark.parametrize(
     ("what", "kind", "message"),
     [
-        ("deep-tokenizer", "ConfigError", "tokenizer.json: nested more than 64 levels deep"),
+        ("deep-tokenizer", "ConfigError", "tokenizer.json: it is nested more than 64 levels deep"),
         (
             "slow-tokenizer",
             "ConfigError",

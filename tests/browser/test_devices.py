@@ -108,7 +108,7 @@ def test_where_past_and_present_must_be_apart_they_are_copied(scripts: PageScrip
 def test_an_adapter_that_cannot_be_read_is_refused(scripts: PageScripts) -> None:
     found = scripts.run("memory", "incapable", "nano-llama", model="nano-llama")
     assert found["error"] == (
-        "DeviceUnavailableError: this adapter reads nothing back: the test says so; use device='wasm'"
+        "DeviceUnavailableError: this adapter cannot read results back: the test says so; use device='wasm'"
     )
     assert found["left"].strip() == "0 bytes     0  in all"
 

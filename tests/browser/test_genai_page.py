@@ -28,7 +28,7 @@ REFUSED = {
     "no texts": ("OptionError", "there are no texts; give at least one"),
     "rows of nothing": ("PromptError", "append at least one"),
     "logits of another shape": ("OptionError", "5 numbers were given; give 512"),
-    "a tensor of text": ("BindingError", "they must be float32"),
+    "a tensor of text": ("BindingError", "they must be one of float32"),
     "a rewind past the start": ("OptionError", "rewind_to(-1): the sequence has 5 tokens"),
     "a rewind past the end": ("OptionError", "rewind_to(33): the sequence has 5 tokens"),
     "a rewind of several rows": ("OptionError", "rewinds only to 0; make a generator for each"),

@@ -108,7 +108,8 @@ def test_what_cannot_be_measured_is_refused(scripts: PageScripts) -> None:
         "steps is 100; it must be from 5 to 11 here: raise max_length for more",
     ]
     assert found["at the end"] == [
-        "0 more tokens fit into the KV cache of 256; this needs 1: rewind_to and generate one, or raise max_length"
+        "0 more tokens fit into the KV cache of 256 positions; this needs 1: rewind_to and generate one, or raise "
+        "max_length"
     ]
 
 

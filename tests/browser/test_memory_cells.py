@@ -99,7 +99,7 @@ def test_memory_that_is_being_read_is_refused_everywhere(scripts: PageScripts) -
         assert error.startswith("MemoryTypeError: "), (what, error)
     for what in ("write 8 16", "copy destination 8 16", "zero 8 16", "read 9 16", "batch", "input", "output"):
         assert "WebGPU_Staging memory that is mapped" in refused[what], what
-        assert "wait for that read" in refused[what], what
+        assert "wait for the read" in refused[what], what
     assert found["reads"] == [True] * len(refused)
     assert found["after"] == [float(2 * n) for n in range(6)]
     check_other(found)

@@ -140,7 +140,7 @@ def test_host_accessible_tensors_get_their_copy_in_the_run(scripts: PageScripts)
         "MemoryTypeError: output 'y1' of a captured run: buffer 'OrtValue' is in WebGPU_Staging"
         in (found["refused"]["capture"])
     )
-    assert "wait for that read before it is used again" in found["refused"]["while it is read"]
+    assert "wait for the read before you use the buffer again" in found["refused"]["while it is read"]
     assert found["healthy"]
 
 

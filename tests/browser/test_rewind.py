@@ -97,7 +97,7 @@ def test_logits_without_a_number_raise_and_the_generator_goes_on(device: str, sc
 def test_logits_of_the_wrong_size_or_type_are_refused(scripts: PageScripts) -> None:
     found = scripts.run("logits", "refused", "nano-llama", model="nano-llama")
     assert found == [
-        "OptionError: logits of format 'f' and 2044 bytes; give 512 float32",
-        "OptionError: logits of format 'd' and 2048 bytes; give 512 float32",
-        "OptionError: logits of format 'B' and 2048 bytes; give 512 float32",
+        "OptionError: the logits have format 'f' and 2044 bytes; give 512 float32 numbers",
+        "OptionError: the logits have format 'd' and 2048 bytes; give 512 float32 numbers",
+        "OptionError: the logits have format 'B' and 2048 bytes; give 512 float32 numbers",
     ]

@@ -652,7 +652,7 @@ def test_a_second_sampler_of_the_same_shape_makes_no_pipeline(sampler: SamplerPa
         ),
         (
             {"programs": [{**sent(GREEDY.replace(repetition_penalty=2), 3), "memory": [1]}]},
-            "1 words of memory from row 0 on, of 3",
+            "1 words do not fit from row 0; a row has 3",
         ),
         ({"vocab": 4}, "logits has 12 bytes; it needs 16"),
         ({"vocab": 0}, "vocab is 0; it must be an integer from 1 to 16777216"),

@@ -123,7 +123,7 @@ def test_a_request_scores_sequences_and_texts(harness: Harness) -> None:
         ([{"context_ids": [1]}], "OptionError", "sequences[0] has neither of text and token_ids"),
         ([{"context_ids": [1], "token_ids": [2], "text": "a"}], "OptionError", "sequences[0] has both of text"),
         ([{"token_ids": [2]}], "OptionError", "give the tokens before them as context_ids"),
-        ([{"text": "a", "context_ids": [2]}], "OptionError", "its context must be a text, too"),
+        ([{"text": "a", "context_ids": [2]}], "OptionError", "text and context_ids: give its context as a text"),
         ([{"text": ""}], "PromptError", "sequences[0] has no token after its context"),
         ([{"context_ids": [1], "token_ids": []}], "PromptError", "no tokens were given"),
         ([{"context_ids": [1], "token_ids": [512]}], "PromptError", "token 0 is 512; ids go from 0 to 511"),

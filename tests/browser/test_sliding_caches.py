@@ -180,7 +180,7 @@ def test_a_measurement_leaves_the_sequence_as_it_is(gemma3: str, variants: Varia
     [dims] = found["carried"]
     assert (dims[1], dims[3]) == (2, 16)
     assert dims[2] >= LONG + 2
-    assert found["refused"].startswith("present.0.key is a cache over a window and holds only the positions from ")
+    assert found["refused"].startswith("present.0.key is the cache of a sliding window, which now begins at position ")
     assert found["asked"].endswith("the caches of its windows have no room for more")
 
 

@@ -56,7 +56,7 @@ def test_a_wrong_weight_is_told_from_a_near_tie(capstan_model: Opened, tmp_path:
 
 
 def test_what_a_page_refuses_comes_with_its_type(capstan_model: Opened) -> None:
-    with pytest.raises(OptionError, match="no option heat of a model: there are device"):
+    with pytest.raises(OptionError, match="a model has no option heat; its options are device"):
         capstan_model(LLAMA, heat=1)
     with pytest.raises(OptionError, match="there is no model .*nowhere"):
         capstan_model("nowhere")

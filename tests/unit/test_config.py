@@ -182,9 +182,9 @@ def test_a_wrong_field_is_named_by_its_path(path: str, value: Any, message: str)
         (b"\xff\xfe{", "m.json: byte 0 is not UTF-8"),
         (b"3", "m.json: expected an object, got a number"),
         (b"null", "m.json: expected an object, got null"),
-        (b"[" * 100000, "m.json: nested more than 64 levels deep"),
-        (b'{"a": ' * 70 + b"1" + b"}" * 70, "m.json: nested more than 64 levels deep"),
-        (b'{"a": %s}' % (b"9" * 5000), "m.json: an integer of thousands of digits"),
+        (b"[" * 100000, "m.json: it is nested more than 64 levels deep"),
+        (b'{"a": ' * 70 + b"1" + b"}" * 70, "m.json: it is nested more than 64 levels deep"),
+        (b'{"a": %s}' % (b"9" * 5000), "m.json: it has an integer of thousands of digits"),
     ],
 )
 def test_what_is_not_json_is_told_where(data: bytes, message: str) -> None:
@@ -201,27 +201,27 @@ def test_a_byte_order_mark_is_no_harm() -> None:
     [
         ("model.type", "parakeet_tdt", 'model.type: "parakeet_tdt" has an encoder; Capstan runs .* llama, .* whisper'),
         ("model.type", "gpt2", 'model.type: "gpt2" has keys and values in one cache; Capstan runs'),
-        ("model.type", "phi3v", 'model.type: "phi3v" has a vision model .* export .* which is of type "phi3"'),
+        ("model.type", "phi3v", 'model.type: "phi3v" has a vision model .* export .* as a model of type "phi3"'),
         ("model.type", "new", 'model.type: "new" is not a known type; Capstan runs .*; .* write "decoder"'),
         (
             "model.encoder",
             {"filename": "x"},
-            "model.encoder: a model of type llama with an encoder; Capstan runs decoders",
+            "model.encoder: the model, of type llama, has an encoder; Capstan runs decoders",
         ),
-        ("model.vision", {"filename": "x"}, "model.vision: a model of type llama with a vision model"),
+        ("model.vision", {"filename": "x"}, "model.vision: the model, of type llama, has a vision model"),
         (
             "model.embedding",
             {"filename": "x"},
-            "model.embedding: a model of type llama with a separate embedding model",
+            "model.embedding: the model, of type llama, has a separate embedding model",
         ),
-        ("model.decoder.pipeline", [{}], "model.decoder.pipeline: a decoder in several files"),
-        ("model.decoder.sliding_window", {"slide_key_value_cache": True}, "slide_key_value_cache: a cache that slides"),
+        ("model.decoder.pipeline", [{}], "model.decoder.pipeline: the decoder is in several files"),
+        ("model.decoder.sliding_window", {"slide_key_value_cache": True}, "slide_key_value_cache: the cache slides"),
         (
             "model.decoder.inputs.inputs_embeds",
             "inputs_embeds",
-            "inputs.inputs_embeds: an input that Capstan does not feed",
+            "inputs.inputs_embeds: Capstan does not feed this input",
         ),
-        ("model.decoder.inputs.block_table", "block_table", "inputs.block_table: an input that Capstan does not feed"),
+        ("model.decoder.inputs.block_table", "block_table", "inputs.block_table: Capstan does not feed this input"),
     ],
 )
 def test_what_is_no_plain_decoder_is_refused(path: str, value: Any, message: str) -> None:

@@ -184,8 +184,8 @@ def test_rows_of_a_batch_have_a_grammar_each(model: Model) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda params: params.set_search_options(num_beams=2), "guidance with num_beams 2"),
-        (lambda params: params.set_search_options(batch_size=2), "enable_ff_tokens with 2 rows"),
+        (lambda params: params.set_search_options(num_beams=2), "num_beams is 2 with guidance"),
+        (lambda params: params.set_search_options(batch_size=2), "enable_ff_tokens is True with 2 rows"),
     ],
 )
 def test_what_does_not_go_together_is_refused(change: object, said: str, model: Model) -> None:

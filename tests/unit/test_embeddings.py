@@ -87,7 +87,7 @@ def changed(tmp_path: Path, kind: str = "bert", **files: Any) -> Path:
             UnsupportedModelError,
             "pooling_mode_max_tokens;",
         ),
-        ({"1_Pooling__config_json": {}}, UnsupportedModelError, "no pooling_mode; Capstan computes one of"),
+        ({"1_Pooling__config_json": {}}, UnsupportedModelError, "no pooling_mode; Capstan computes exactly one of"),
         ({"modules_json": [{"type": "sentence_transformers.models.Dense"}]}, UnsupportedModelError, "a Dense layer"),
         ({"modules_json": [5]}, ConfigError, "modules.json: TypeError"),
         ({"sentence_bert_config_json": {"max_seq_length": "no"}}, ConfigError, "max_seq_length is 'no'"),

@@ -159,7 +159,7 @@ def test_a_graph_that_needs_a_layer_s_weights_afterwards_is_refused() -> None:
     end = next(node for node in model.graph.node if features.name in node.output)
     end.output[0] = "before"
     model.graph.node.append(NodeProto(op_type="Add", input=["before", gamma], output=[features.name]))
-    with pytest.raises(UnsupportedModelError, match=f"{gamma} is read after the layers, too"):
+    with pytest.raises(UnsupportedModelError, match=f"{gamma} is also read after the layers"):
         after_layers(model, encoder_layers(model), {}, TensorProto.FLOAT16, 256)
 
 
@@ -220,9 +220,9 @@ def test_a_layer_is_nine_operations_over_a_few_buffers() -> None:
     ("changed", "why"),
     [
         ({"up": LayerProduct("W", 4300, 1152)}, "no kernel fits the product 1152 -> 4300 by W"),
-        ({"head": 36}, "no kernel fits attention of heads of 36 of 1152"),
-        ({"head": 0}, "no kernel fits attention of heads of 0 of 1152"),
-        ({"head": 80}, "no kernel fits attention of heads of 80 of 1152"),
+        ({"head": 36}, "no kernel fits attention with heads of 36 elements in rows of 1152"),
+        ({"head": 0}, "no kernel fits attention with heads of 0 elements in rows of 1152"),
+        ({"head": 80}, "no kernel fits attention with heads of 80 elements in rows of 1152"),
     ],
 )
 def test_sizes_without_a_kernel_are_refused(changed: dict[str, Any], why: str) -> None:

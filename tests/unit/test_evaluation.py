@@ -204,7 +204,7 @@ def test_each_answer_is_kept_for_the_harness_cache() -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"pretrained": "x"}, "pretrained: no such argument of the model capstan; there are model, site"),
+        ({"pretrained": "x"}, "pretrained: the model capstan has no such argument; its arguments are model, site"),
         ({"batch_size": 0}, "batch_size is 0: give 1 to 32, the prompts that a page answers together"),
         ({"batch_size": "many"}, "batch_size is many: give 1 to 32"),
         ({"max_batch_size": 8}, "leave --max_batch_size out"),
@@ -213,8 +213,8 @@ def test_each_answer_is_kept_for_the_harness_cache() -> None:
         ({"browsers": True}, "CapstanLM: browsers is True, of type bool; give an integer"),
         ({"device": "cuda"}, "device is 'cuda'; it must be one of 'webgpu', 'wasm', 'auto'"),
         ({"browsers": 0}, "browsers is 0; it must be a whole number of at least 1"),
-        ({"max_length": 13}, "max_length is 13; take 2 to the model's context_length 12"),
-        ({"max_length": 1}, "max_length is 1; take 2 to"),
+        ({"max_length": 13}, "max_length is 13; it must be from 2 to the model's context_length 12"),
+        ({"max_length": 1}, "max_length is 1; it must be from 2 to"),
     ],
 )
 def test_arguments_that_mean_nothing_are_refused(options: dict[str, Any], told: str) -> None:

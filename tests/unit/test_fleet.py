@@ -212,7 +212,7 @@ class TestResultFile:
         with pytest.raises(ResultFileError, match="line 1: b'some notes.*give another file"):
             ResultFile(path)
         assert path.read_text() == "some notes\nmore\n"
-        with pytest.raises(ResultFileError, match=f"{tmp_path} keeps no lines, being a folder"):
+        with pytest.raises(ResultFileError, match=f"{tmp_path} is a folder, a device or a pipe"):
             ResultFile(tmp_path)
         assert [each.name for each in tmp_path.iterdir()] == ["notes.txt"], "no lock is left"
 
@@ -307,7 +307,7 @@ class TestEntries:
         [
             (prompt_input, 7, "is a int; give a text"),
             (prompt_input, "", "prompt is ''; give a str that is not empty"),
-            (prompt_input, [3, -1], "another value than numbers from 0"),
+            (prompt_input, [3, -1], "a value that is not a whole number from 0"),
             (prompt_input, {"prompt": "a", "messages": []}, "has prompt, messages; give one of"),
             (prompt_input, {"text": "a"}, "has text; give one of"),
             (prompt_input, {"messages": [{"content": "a"}]}, r"messages\[0\].role: missing"),

@@ -98,10 +98,10 @@ def test_a_long_rope_rotates_all_positions_anew(dtype: str, tmp_path: Path) -> N
 
 def test_what_a_file_does_not_take(file: Path) -> None:
     with pytest.raises(
-        OptionError, match="dtype is 'q4'; over the weights of a model.gguf it must be one of fp16 and fp32"
+        OptionError, match="dtype is 'q4'; with the weights of a model.gguf it must be one of fp16 and fp32"
     ):
         asyncio.run(capstan.Model.load(file, dtype="q4"))
-    with pytest.raises(ConfigError, match="overlay: type: there is no genai_config.json"):
+    with pytest.raises(ConfigError, match="overlay has type, but there is no genai_config.json"):
         asyncio.run(capstan.Model.load(file, overlay={"model": {"type": "llama"}}))
     with pytest.raises(ModelFileError, match=r"missing\.gguf"):
         asyncio.run(capstan.Model.load(file.parent / "missing.gguf"))

@@ -62,19 +62,19 @@ def test_a_shard_that_is_missing(made: Made, tmp_path: Path) -> None:
     [
         (
             {"no": 2},
-            "model-00002-of-00004.gguf: shard 3 of 4 (metadata split.no), but its name is that of shard 2; copy",
+            "model-00002-of-00004.gguf is shard 3 of 4 (metadata split.no), but its name is that of shard 2; copy",
         ),
         (
             {"count": 3},
-            "00002-of-00004.gguf: one of 3 shards (metadata split.count), but its name is that of one of 4; ",
+            "00002-of-00004.gguf is one of 3 shards (metadata split.count), but its name is that of one of 4; ",
         ),
         (
             {"count": 1},
-            "00002-of-00004.gguf: one of 1 shards (metadata split.count), but its name is that of one of 4; ",
+            "00002-of-00004.gguf is one of 1 shards (metadata split.count), but its name is that of one of 4; ",
         ),
         (
             {"tensors.count": 7},
-            "model-00002-of-00004.gguf: a shard of a model of 7 tensors (metadata split.tensors.count), but "
+            "model-00002-of-00004.gguf is a shard of a model of 7 tensors (metadata split.tensors.count), but "
             "model-00001-of-00004.gguf is one of a model of 26; copy",
         ),
     ],
@@ -115,7 +115,7 @@ def test_names_that_no_shard_has(made: Made, tmp_path: Path) -> None:
     )
     for number, count in ((0, 2), (3, 2), (1, 1025)):
         name = f"model-{number:05}-of-{count:05}.gguf"
-        wanted = f"{name}: shard {number} of {count}, expected a number from 1 to the count, and at most 1024 shards"
+        wanted = f"{name} is named shard {number} of {count}, expected a number from 1 to the count, and at most 1024 "
         assert refusal(tmp_path / name).startswith(wanted)
 
 

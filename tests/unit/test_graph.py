@@ -120,15 +120,15 @@ def set_external(tensor: TensorProto, key: str, value: str) -> None:
         (
             "length",
             "255",
-            "weight model.layers.0.input_layernorm.weight: 255 bytes in model.onnx.data, expected 256 for float32 64",
+            "weight model.layers.0.input_layernorm.weight has 255 bytes in model.onnx.data, expected 256 for float32",
         ),
-        ("offset", "-1", "offset '-1' in model.onnx, expected bytes as a whole number"),
-        ("offset", "1e3", "offset '1e3' in model.onnx"),
-        ("length", "", "length '' in model.onnx"),
-        ("location", "../secret", "external file '../secret', expected one below the model's folder"),
-        ("location", "/etc/passwd", "external file '/etc/passwd'"),
-        ("location", "https://elsewhere/x", "external file 'https://elsewhere/x'"),
-        ("location", "", "external file ''"),
+        ("offset", "-1", "offset is '-1' in model.onnx, expected a whole number of bytes"),
+        ("offset", "1e3", "offset is '1e3' in model.onnx"),
+        ("length", "", "length is '' in model.onnx"),
+        ("location", "../secret", "external file is '../secret', expected one below the model's folder"),
+        ("location", "/etc/passwd", "external file is '/etc/passwd'"),
+        ("location", "https://elsewhere/x", "external file is 'https://elsewhere/x'"),
+        ("location", "", "external file is ''"),
     ],
 )
 def test_an_external_entry_that_cannot_be_is_named(key: str, value: str, message: str) -> None:
@@ -148,7 +148,7 @@ def test_a_shape_kept_in_the_data_file_stays_an_initializer() -> None:
         tensor.external_data.add(key=key, value=value)
     assert [entry.name for entry in graph.constants_to_inline(model)] == ["/copies/unit"]
     with pytest.raises(
-        ModelFileError, match=r"constant /copies/unit: none bytes of model.onnx.data given, expected 24"
+        ModelFileError, match=r"constant /copies/unit: none bytes of model.onnx.data were given, expected 24"
     ):
         graph.weights_to_inputs(model)
     result, manifest = graph.weights_to_inputs(model, {"/copies/unit": data})
@@ -379,13 +379,13 @@ def test_lengths_that_are_no_sums_of_the_mask_are_not_fed(kind: str, reason: str
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "model.onnx: 0 bytes with no nodes or no outputs"),
-        (b"\x00" * 64, "model.onnx: 64 bytes that are not an ONNX model"),
-        (b"<!doctype html><title>Not Found</title>", "model.onnx: 39 bytes that are not an ONNX model"),
-        (b"version https://git-lfs.github.com/spec/v1\noid", "model.onnx: a Git LFS pointer of 46 bytes"),
+        (b"", "model.onnx: its 0 bytes have no nodes or no outputs"),
+        (b"\x00" * 64, "model.onnx: its 64 bytes are not an ONNX model"),
+        (b"<!doctype html><title>Not Found</title>", "model.onnx: its 39 bytes are not an ONNX model"),
+        (b"version https://git-lfs.github.com/spec/v1\noid", "model.onnx is a Git LFS pointer of 46 bytes"),
         (
             (FIXTURES / "nano-llama" / "model.onnx").read_bytes()[:5000],
-            "model.onnx: 5000 bytes that are not an ONNX model",
+            "model.onnx: its 5000 bytes are not an ONNX model",
         ),
     ],
 )

@@ -73,7 +73,7 @@ def test_position_ids_are_fed_where_the_graph_has_them() -> None:
 def test_no_token_ids_is_no_decoder() -> None:
     model, decoder = load("nano-llama")
     model.graph.input[0].name = "pixel_values"
-    with pytest.raises(UnsupportedModelError, match=r"no input named input_ids \(inputs: pixel_values, attention"):
+    with pytest.raises(UnsupportedModelError, match=r"no input input_ids \(its inputs: pixel_values, attention"):
         graph.describe(model, decoder)
 
 

@@ -193,7 +193,7 @@ def test_bad_input_is_refused_by_name(model: genai.Model, tmp_path: Path) -> Non
     refused(OptionError, "audios is None", lambda: processor("a"))
     refused(OptionError, "no prompt", lambda: processor([], audios=audios))
     images = genai.Images.open_bytes(b"any")
-    refused(UnsupportedModelError, "hears and does not see", lambda: processor("a", images=images, audios=audios))
+    refused(UnsupportedModelError, "takes sounds: leave them out", lambda: processor("a", images=images, audios=audios))
     refused(UnsupportedModelError, "takes no stream", model.create_streaming_processor)
     refused(UnsupportedModelError, "streaming models are not supported", lambda: genai.StreamingProcessor(model))
     refused(PromptError, "needs a sound", lambda: finished(appended(generator(genai, model), [298])))

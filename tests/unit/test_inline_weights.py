@@ -88,7 +88,7 @@ def test_a_file_with_external_data_stays_as_it_is() -> None:
 
 
 def test_a_pointer_of_git_lfs_is_named() -> None:
-    with pytest.raises(ModelFileError, match=r"^m\.onnx: a Git LFS pointer of 42 bytes, not the model; run `git lfs"):
+    with pytest.raises(ModelFileError, match=r"^m\.onnx is a Git LFS pointer of 42 bytes, not the model; run `git lfs"):
         File(b"version https://git-lfs.github.com/spec/v1").detached()
 
 
@@ -99,12 +99,12 @@ def test_other_bytes_are_refused(data: bytes) -> None:
 
 
 def test_a_tensor_that_is_longer_than_its_graph_is_refused() -> None:
-    with pytest.raises(ModelFileError, match=r"64 bytes that are not an ONNX model \(byte 2\)"):
+    with pytest.raises(ModelFileError, match=r"64 bytes are not an ONNX model \(byte 2\)"):
         File(b"\x3a\x02\x2a\x32" + b"x" * 60).detached()
 
 
 def test_a_file_that_was_cut_is_refused(inside: File) -> None:
-    with pytest.raises(ModelFileError, match=r"m\.onnx: 100000 bytes that are not an ONNX model \(byte \d+\)"):
+    with pytest.raises(ModelFileError, match=r"m\.onnx: its 100000 bytes are not an ONNX model \(byte \d+\)"):
         File(inside.data[:100000]).detached()
 
 

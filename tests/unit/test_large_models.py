@@ -148,7 +148,7 @@ def test_a_load_for_a_length_whose_caches_do_not_fit_reads_nothing(no_running_lo
 
 @pytest.mark.parametrize("wanted", [0, -1, True, 2.5, "many"])
 def test_a_length_is_a_number_of_tokens(wanted: Any) -> None:
-    with pytest.raises(OptionError, match=rf"^max_length is {wanted!r}; it must be a number of tokens from 1 on, or"):
+    with pytest.raises(OptionError, match=rf"^max_length is {wanted!r}; it must be a number of tokens of at least 1"):
         with_room(config_of(), wanted)
 
 

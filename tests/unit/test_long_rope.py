@@ -148,13 +148,13 @@ class TestGraph:
             graph.long_rope(model)
 
     def test_tables_that_are_no_bytes_of_the_file_are_refused(self) -> None:
-        told = r"rotary factors cos_cache: 2048 bytes of raw_data, expected 2048 of the graph's file"
+        told = r"rotary factors cos_cache have 2048 bytes of raw_data, expected 2048 in the graph's file"
         with pytest.raises(UnsupportedModelError, match=told):
             graph.long_rope(parsed(), file=b"another file")
         model = parsed()
         branches(model)["then_branch"][1].ClearField("raw_data")
         with pytest.raises(
-            UnsupportedModelError, match=r"rotary factors sin_cache: 0 bytes of raw_data, expected 16384"
+            UnsupportedModelError, match=r"rotary factors sin_cache have 0 bytes of raw_data, expected 16384"
         ):
             graph.long_rope(model)
 

@@ -181,7 +181,7 @@ def test_a_weight_that_stays_whole_is_told_with_the_reason(
 ) -> None:
     about, weights = described
     largest = max(weights, key=lambda entry: entry.length)
-    why = "node /head (Gemm) reads it whole: only Gather and others are computed in parts"
+    why = "node /head (Gemm) reads it whole: only Gather and others can be computed in parts"
     split = (SplitWeight(largest.name, largest.length, 0, why), SplitWeight("another", 1 << 20, 3))
 
     def asked(max_length: int) -> MemoryRequirements:

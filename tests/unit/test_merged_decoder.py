@@ -169,7 +169,7 @@ def test_a_circle_in_a_branch_is_refused() -> None:
     ("change", "message"),
     [
         (narrow, "encoder.onnx makes rows of 48 numbers, but decoder.onnx reads rows of 32; use files of one model"),
-        (without_if, "decoder.onnx: no If over use_cache_branch; use an export of Optimum"),
+        (without_if, "decoder.onnx has no If node over use_cache_branch; use an export of Optimum"),
         (without_layer, "has no input past_key_values.1.decoder.key, but config.json has 2 layers"),
         (masked_by_ids, "decoder.onnx: .* is not over a product of queries and keys; use an export of Optimum"),
     ],

@@ -93,7 +93,7 @@ def test_what_is_no_model_is_refused(provider: str, device: HeapDevice) -> None:
         ({"providers": "webgpu"}, "providers is 'webgpu', of type str; give a list"),
         ({"providers": [("webgpu", {"layout": "NHWC"})]}, "WebGpuExecutionProvider has no option 'layout'"),
         ({"providers": ["cpu"], "provider_options": [{"arena": 1}]}, "CPUExecutionProvider has no option 'arena'"),
-        ({"providers": ["cpu"], "provider_options": []}, "0 provider_options for 1 providers"),
+        ({"providers": ["cpu"], "provider_options": []}, "0 provider_options were given for 1 providers"),
         ({"providers": [("webgpu", {"device_id": 1})]}, "device_id is 1; a page has one device, 0"),
         ({"sess_options": object()}, "sess_options is .*, of type object; give a SessionOptions or None"),
     ],
@@ -126,7 +126,7 @@ def test_a_configuration_entry_leaves_the_store_out(
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("session.use_env_allocators", "1", "no session configuration entry 'session.use_env_allocators'; there is "),
+        ("session.use_env_allocators", "1", "no session configuration entry 'session.use_env_allocators'; Capstan"),
         ("disable_file_mapped_weights", "1", "there is 'session.disable_file_mapped_weights'"),
         ("session.disable_file_mapped_weights", "true", 'is \'true\'; it must be "0" or "1"'),
         ("session.disable_file_mapped_weights", 1, "value is 1, of type int; give a text"),
@@ -198,7 +198,7 @@ def test_without_providers_the_best_device_is_taken(devices: Devices) -> None:
         (None, {"x": [[1.0, 2.0, 3.0]]}, "input 'x' is list, which gives no PEP 3118 buffer"),
         (None, {"x": np.array(["a"])}, "input 'x'"),
         (None, {"x": ramp(2, 3).astype(">f4")}, "in this machine's byte order"),
-        (None, {"x": (bytes(20), (2, 3))}, r"input 'x': 20 bytes given, expected 24 for float32 \[2, 3\]"),
+        (None, {"x": (bytes(20), (2, 3))}, r"input 'x': 20 bytes were given, expected 24 for float32 \[2, 3\]"),
     ],
 )
 def test_a_bad_feed_is_named_and_the_session_goes_on(

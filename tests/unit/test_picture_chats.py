@@ -175,7 +175,7 @@ def test_bad_input_is_refused_by_name(model: capstan.Model) -> None:
         return {"type": "image_url", "image_url": {"url": url, **more}}
 
     cases: list[tuple[dict[str, Any], type[Exception], str]] = [
-        ({"type": "image"}, OptionError, "messages[0].content[0] has type; a picture's part has its type and image"),
+        ({"type": "image"}, OptionError, "messages[0].content[0] has type; a picture's part has only type and image"),
         ({"type": "image", "image": PNG, "size": 3}, OptionError, "has type, image, size"),
         (image("cat.png"), ArgumentTypeError, "a picture is of type str"),
         (image(b""), PictureError, "picture 0 has no bytes"),

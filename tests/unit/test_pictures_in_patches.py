@@ -297,7 +297,7 @@ def test_what_does_not_fit_the_patches_is_refused(model: genai.Model) -> None:
         ("float32 [1000]; vision.onnx takes float32 [1176]", {"pixel_values": patches[:, :1000]}),
         ("are float16 [1176]", {"pixel_values": patches.astype(np.float16)}),
         ("has 14 placeholders of pictures, and its picture takes 15", {"input_ids": np.delete(ids, 2, 1)}),
-        ("something is between those of one picture", {"input_ids": np.insert(ids, 4, 40, 1)}),
+        ("other tokens are between those of one picture", {"input_ids": np.insert(ids, 4, 40, 1)}),
     ):
         refused(PictureError, message, lambda: changed(model, **values))  # noqa: B023
     mel = {"mel": np.zeros(3, np.float32)}
@@ -330,7 +330,7 @@ def test_a_folder_whose_parts_do_not_fit_is_refused(tmp_path: Path) -> None:
         return edited(tmp_path, "genai_config.json", lambda config: config["model"]["vision"].update({key: value}))
 
     refused(ConfigError, "min_pixels", resize("min_pixels", "many"))
-    refused(PictureError, "no multiples of 28", resize("merge_size", 3))
+    refused(PictureError, "which must be multiples of 28", resize("merge_size", 3))
     refused(UnsupportedModelError, "its steps make no patches; add PatchImage", lambda: steps(lambda each: each.pop()))
     refused(
         UnsupportedModelError, "it needs pixel_values and grid", lambda: vision("inputs", {"image_grid_thw": "grid"})

@@ -75,7 +75,7 @@ def test_lengths_that_no_sequence_has_are_refused(
 
 
 def test_what_is_no_model_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"^a model's path is 3, but must be a directory's$"):
+    with pytest.raises(OptionError, match=r"^a model's path is 3; it must be the path of a directory$"):
         plan(3)
     file = tmp_path / "genai_config.json"
     with pytest.raises(ModelFileError, match=f"^{re.escape(str(file))}: cannot be read"):

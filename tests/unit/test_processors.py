@@ -186,7 +186,7 @@ def test_a_grammar_and_a_processor_are_refused() -> None:
         ({"shortlist_processor": nothing, "shortlist": 0}, {}, "shortlist is 0; it must be from 1 to 100"),
         ({"shortlist_processor": nothing, "shortlist": 101}, {}, "shortlist is 101; it must be from 1 to 100"),
         ({"shortlist": 5}, {}, "shortlist is 5 without a shortlist_processor"),
-        ({"logits_processor": nothing, "run_ahead": 4}, {}, "run_ahead is 4 and a processor was given"),
+        ({"logits_processor": nothing, "run_ahead": 4}, {}, "run_ahead is 4, but the given processor"),
         ({"logits_processor": nothing}, {"num_beams": 2}, "num_beams is 2 and a processor was given"),
     ],
 )

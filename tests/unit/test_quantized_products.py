@@ -154,12 +154,12 @@ def scaled_gemm(model: ModelProto) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (one_scale, "node product: blocks of 0 along axis 0 of 96x20, a form that MatMulNBits does not support"),
-        (other_axis, "node product: blocks of 32 along axis 1 of 96x20, a form that MatMulNBits does not support"),
-        (odd_blocks, "node product: blocks of 48 along axis 0 of 96x20, a form that MatMulNBits does not support"),
+        (one_scale, "node product: MatMulNBits does not support its blocks of 0 along axis 0 of 96x20"),
+        (other_axis, "node product: MatMulNBits does not support its blocks of 32 along axis 1 of 96x20"),
+        (odd_blocks, "node product: MatMulNBits does not support its blocks of 48 along axis 0 of 96x20"),
         (within_the_model, "node product: its weights are inside model.onnx, not in a data file"),
         (computed_scales, "node product: its scales are computed"),
-        (scaled_gemm, "node product: Gemm with factors or a transposed input"),
+        (scaled_gemm, "node product: it has factors or a transposed input"),
     ],
 )
 def test_what_is_not_the_same_stays_and_is_told(change: Callable[[ModelProto], None], reason: str) -> None:

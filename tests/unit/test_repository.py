@@ -211,13 +211,13 @@ class TestRefusing:
                 "original_max_position_embeddings: expected at most 16777216, got 1000",
             ),
             ({"eos_token_id": 512}, ConfigError, "eos_token_id: expected a token id from 0 to 511"),
-            ({"vision_config": {"depth": 2}}, UnsupportedModelError, "vision_config: a model of type llama with a vis"),
+            ({"vision_config": {"depth": 2}}, UnsupportedModelError, "vision_config: the model, of type llama, has"),
             (
                 {"audio_config": {"depth": 2}},
                 UnsupportedModelError,
-                "audio_config: a model of type llama with an audio",
+                "audio_config: the model, of type llama, has an audio",
             ),
-            ({"is_encoder_decoder": True}, UnsupportedModelError, "with an encoder; Capstan runs one decoder"),
+            ({"is_encoder_decoder": True}, UnsupportedModelError, "has an encoder; Capstan runs one decoder"),
         ],
     )
     def test_config_json(self, changes: dict[str, Any], kind: type[CapstanError], said: str, tmp_path: Path) -> None:

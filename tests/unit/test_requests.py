@@ -184,7 +184,7 @@ def test_each_missing_field_is_told(kind: str) -> None:
     for name in LEAST[kind]:
         request = whole(kind)
         del request[name]
-        assert error(request) == f"{name}: missing in the request {kind!r}; null stands for an open value"
+        assert error(request) == f"{name}: missing in the request {kind!r}; give null to leave a value open"
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_another_request_is_refused(request_: object, told: str) -> None:
             "guidance.type is 'json'; it must be 'json_schema', 'regex', 'lark_grammar' or 'ebnf'",
         ),
         ({"guidance": {"type": "regex", "data": 1}}, "guidance.data is 1; it must be a string"),
-        ({"guidance": {"type": "regex"}}, "guidance.data: missing in guidance; null stands for an open value"),
+        ({"guidance": {"type": "regex"}}, "guidance.data: missing in guidance; give null to leave a value open"),
         ({"speculation": {"ngram_size": "3"}}, "speculation.ngram_size is '3'; it must be a whole number"),
         (
             {"speculation": {"ngram": 3}},
@@ -230,7 +230,7 @@ def test_another_request_is_refused(request_: object, told: str) -> None:
         ({"model": {**HUB, "revision": 3}}, "model.revision is 3; it must be a string or null"),
         (
             {"model": {"repository": "a/b", "hub": "h"}},
-            "model.revision, model.token: missing in model; null stands for",
+            "model.revision, model.token: missing in model; give null to leave",
         ),
     ],
 )

@@ -307,5 +307,5 @@ class TestSeveralRows:
     def test_keep_to_the_rows_that_there_are(self) -> None:
         generator, _ = made(batch_size=2)
         for index in (2, -1):
-            with pytest.raises(OptionError, match=f"sequence {index} was requested; its rows are 0 to 1"):
+            with pytest.raises(OptionError, match=f"sequence {index} was requested; this generator has 0 to 1"):
                 generator.get_sequence(index)

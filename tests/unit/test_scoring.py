@@ -190,7 +190,7 @@ def test_what_cannot_be_scored_is_refused_and_leaves_the_sequence(model: Model) 
         assert one.get_sequence() == CONTEXT
         assert len(one.score([1, 2, 3])) == 3
     several_rows: list[tuple[dict[str, Any], Any, str]] = [
-        ({"num_beams": 2}, CONTEXT, "score with num_beams 2"),
+        ({"num_beams": 2}, CONTEXT, "score: num_beams is 2"),
         ({"batch_size": 2}, [CONTEXT, CONTEXT], "this generator has 2 rows"),
     ]
     for search, context, told in several_rows:

@@ -201,7 +201,7 @@ def test_bad_input_is_refused_by_name(model: genai.Model, tmp_path: Path) -> Non
     refused(PictureError, "<start_of_image> 1 times, but 0 pictures were", lambda: processor(PROMPT))
     refused(ArgumentTypeError, "takes one prompt", lambda: processor([PROMPT, PROMPT], images=images))
     audios = genai.Audios.open_bytes(b"any")
-    refused(UnsupportedModelError, "sees and does not hear", lambda: processor(PROMPT, audios=audios))
+    refused(UnsupportedModelError, "takes pictures: leave them out", lambda: processor(PROMPT, audios=audios))
     one = inputs(genai, model, GRADIENT)
     refused(OptionError, "batch_size is 2; pictures", lambda: generator(genai, model, batch_size=2).set_inputs(one))
     begun = generator(genai, model)

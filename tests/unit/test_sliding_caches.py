@@ -342,7 +342,7 @@ def test_a_run_without_its_window_is_refused_and_one_from_the_start_is_not() -> 
     assert sequence.window.holds(1600)
     gone = sequence.window.base + LOOKS - 1
     assert (sequence.window.holds(gone), sequence.window.holds(gone + 1)) == (False, True)
-    with pytest.raises(ValueError, match=f"not the window before {gone}"):
+    with pytest.raises(ValueError, match=f"no longer hold the window before {gone}"):
         sequence.window.make_room(gone, 1)
     sequence.run(0, 10)
     assert sequence.window.base == 0

@@ -132,7 +132,7 @@ def test_the_other_kind_of_model_is_refused_before_its_graphs_are_read(hub: Path
 def test_other_models_of_speech_are_refused_by_name_before_their_graphs_are_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "speech_to_text", "is_encoder_decoder": True}))
     shutil.copy(HUB / "tokenizer.json", tmp_path)
-    message = "a model of type speech_to_text with an encoder; Capstan runs .* Whisper and Moonshine"
+    message = "the model, of type speech_to_text, has an encoder; Capstan runs .* Whisper and Moonshine"
     for hears in (True, None):
         with pytest.raises(UnsupportedModelError, match=message):
             asyncio.run(capstan.Model.load(str(tmp_path), hears=hears))

@@ -160,7 +160,7 @@ def test_a_long_token_of_a_gguf_file_is_cut_at_lengths_that_tokens_have() -> Non
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
-        ([("a", 1)], "'a' has the id 1, but its place gives 0, which Rust"),
+        ([("a", 1)], "'a' has the id 1, but its place gives 0, the id in Rust"),
         ([("<x>", 7)], "'<x>' has the id 7, but its place gives 2,"),
         ([("<x>", 2), ("<y>", 4)], "'<y>' has the id 4, but its place gives 3,"),
         ([("<x>", 2), ("<x>", 3)], "'<x>' has the id 3, but its place gives 2,"),

@@ -271,7 +271,7 @@ def test_a_shard_that_stays_wrong_is_an_error_and_nothing_is_kept() -> None:
 
 def test_a_manifest_for_another_size_is_refused() -> None:
     page = Page(manifest=manifest_of(BYTES[:-1]))
-    with pytest.raises(ModelFileError, match=r"950 bytes; .*shards.json was written for 949"):
+    with pytest.raises(ModelFileError, match=r"950 bytes, but .*shards.json was written for 949"):
         page.load()
 
 

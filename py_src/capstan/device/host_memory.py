@@ -40,7 +40,7 @@ class HostMemory(DeviceInterface):
         owner: str = "",
     ) -> DeviceBuffer:
         if size < 0:
-            raise BufferMismatchError(f"a buffer {label!r} of {size} bytes; sizes start at 0")
+            raise BufferMismatchError(f"the size of buffer {label!r} is {size} bytes; it must be at least 0")
         try:
             data = bytearray(size)
         except (MemoryError, OverflowError):
@@ -122,5 +122,6 @@ def view_of(span: DeviceSpan) -> memoryview:
 def _check_bytes(view: memoryview, span: DeviceSpan, verb: str) -> None:
     if view.nbytes != span.length:
         raise BufferMismatchError(
-            f"{view.nbytes} bytes {verb} a span of {span.length}; take an array or a sub-span of the other's length"
+            f"{view.nbytes} bytes cannot be {verb} a span of {span.length} bytes; take an array or a sub-span of "
+            "equal length"
         )

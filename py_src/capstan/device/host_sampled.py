@@ -232,7 +232,7 @@ class HostSampledDecoder:
 
     async def submit(self, picks: int, sample_first: bool, rows: Sequence[int] = ONE) -> Burst:
         if picks != 1:
-            raise ValueError(f"{picks} picks in a burst on the CPU; 1 is the most")
+            raise ValueError(f"a burst of {picks} picks was requested; on the CPU it has 1 at most")
         submitted = self._now()
         if not sample_first:
             await self.run_picked()
@@ -246,7 +246,9 @@ class HostSampledDecoder:
 
     async def submit_drafted(self, steps: int, drafts: Sequence[int] | None) -> Burst:
         if steps != 1 or drafts is None:
-            raise ValueError(f"{steps} drafted steps in a burst on the CPU, drafts {drafts}; 1 with drafts is the most")
+            raise ValueError(
+                f"{steps} drafted steps were requested with drafts {drafts}; the CPU takes 1 step with drafts"
+            )
         submitted, runner = self._now(), self._open()
         length = self._length
         rows = await runner.run_each([self._pending, *drafts], length)

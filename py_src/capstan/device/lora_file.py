@@ -58,7 +58,7 @@ def read_adapter(data: bytes | bytearray | memoryview, what: str) -> AdapterFile
     require_size(len(view), what)
     if len(view) < 8 or view[4:8] != IDENTIFIER:
         raise ModelFileError(
-            f"{what}: {len(view)} bytes that are not an adapter file, which has {IDENTIFIER.decode()} at byte 4; "
+            f"{what}: its {len(view)} bytes are not an adapter file, which has {IDENTIFIER.decode()} at byte 4; "
             "export it "
             "with onnxruntime.AdapterFormat or Olive"
         )
@@ -68,7 +68,7 @@ def read_adapter(data: bytes | bytearray | memoryview, what: str) -> AdapterFile
 def require_size(size: int, what: str) -> None:
     """Raise ModelFileError for a file that exceeds the limit."""
     if size > MAX_BYTES:
-        raise ModelFileError(f"{what}: {size} bytes; an adapter file has at most {MAX_BYTES}; split it")
+        raise ModelFileError(f"{what} has {size} bytes; an adapter file has at most {MAX_BYTES}: split it")
 
 
 class Reader:
@@ -94,7 +94,9 @@ class Reader:
         vtable = at - self.number("i", at)
         size = self.number("H", vtable)
         if size < 4 or size % 2 or vtable + size > len(self.view):
-            raise self.broken(f"the table at byte {at} has a description of {size} bytes at {vtable}")
+            raise self.broken(
+                f"the description at byte {vtable}, of the table at byte {at}, has an invalid size of {size} bytes"
+            )
         places = []
         for field in range(fields):
             slot = 4 + 2 * field
@@ -117,11 +119,11 @@ class Reader:
         found = self.optional(version)
         if found != FORMAT_VERSION:
             raise ModelFileError(
-                f"{self.what}: format version {found}; Capstan reads {FORMAT_VERSION}; export it again"
+                f"{self.what} has format version {found}; Capstan reads {FORMAT_VERSION}: export it again"
             )
         start, count = self.vector(parameters, 4)
         if count > MAX_TENSORS:
-            raise self.broken(f"{count} tensors; at most {MAX_TENSORS} are allowed")
+            raise self.broken(f"the file has {count} tensors; at most {MAX_TENSORS} are allowed")
         tensors: dict[str, AdapterTensor] = {}
         for slot in range(start, start + 4 * count, 4):
             name, tensor = self.parameter(slot + self.number("I", slot))
@@ -148,11 +150,11 @@ class Reader:
             raise self.broken(f"tensor {name!r} has {length} dimensions; at most {MAX_DIMENSIONS} are allowed")
         dims = tuple(self.number("q", start + 8 * axis) for axis in range(length))
         if not all(0 <= size < MAX_SIZE for size in dims):
-            raise self.broken(f"tensor {name!r} has dimensions {list(dims)}")
+            raise self.broken(f"tensor {name!r} has dimensions {list(dims)}; each must be from 0 to {MAX_SIZE - 1}")
         onnx_type = self.optional(typed)
         if onnx_type not in ONNX_NAMES:
             raise ModelFileError(
-                f"{self.what}: tensor {name!r} has element type {onnx_type} of ONNX, which Capstan does not read; "
+                f"{self.what}: tensor {name!r} has the ONNX element type {onnx_type}, which Capstan does not read; "
                 "export the adapter as float32 or float16"
             )
         needed = byte_count(ONNX_NAMES[onnx_type], dims)

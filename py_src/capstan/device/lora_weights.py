@@ -93,7 +93,7 @@ def require_fitting(graph: LoraGraph, tensors: Mapping[str, AdapterTensor], what
             raise BindingError(
                 f"{what} has a tensor {name} {shape_of(tensors[name])}; that input of the model {model} is not a "
                 "factor of a LoRA product: adapters fill two factors that are multiplied one after the other, and "
-                "weights with a free size, or with 'lora' in their names; fold its values into those"
+                "weights with a free size, or with 'lora' in their names; fold the tensor's values into one of these"
             )
     if not inputs:
         names = ", ".join(f"{name} {shape_of(tensors[name])}" for name in list(tensors)[:1])
@@ -121,7 +121,8 @@ def require_fitting(graph: LoraGraph, tensors: Mapping[str, AdapterTensor], what
         own, other = (rank_of(inputs[name], tensors) for name in (each.name, each.meets or each.name))
         if own != other:
             raise BindingError(
-                f"{what}: {each.name} has the rank {own} and {each.meets}, by which it is multiplied, {other}; {again}"
+                f"{what}: {each.name} has the rank {own} and {each.meets}, with which it is multiplied, has {other}; "
+                f"{again}"
             )
     widest = max(size for each in graph.inputs for size in each.dims if isinstance(size, int))
     if rank > widest:

@@ -122,7 +122,8 @@ class PictureEncoder:
             if grid and sum(map(rows_of, found)) != prod(grid) // self._names.merge**2:
                 raise UnsupportedModelError(
                     f"{self._names.filename} makes {sum(map(rows_of, found))} rows of features from a grid of "
-                    f"{[*grid]} patches; genai_config.json's model.vision.spatial_merge_size is {self._names.merge}"
+                    f"{[*grid]} patches, which do not fit model.vision.spatial_merge_size {self._names.merge}: "
+                    "correct it in genai_config.json"
                 )
         except BaseException:
             freed(found)

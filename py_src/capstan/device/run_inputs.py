@@ -378,4 +378,6 @@ def require_fed(about: GraphDescription) -> None:
     for info in about.others:
         if info.name not in fed:
             shape = ", ".join(map(str, info.dims))
-            raise UnsupportedModelError(f"model.onnx has an input {info.name} [{shape}] that Capstan cannot feed")
+            raise UnsupportedModelError(
+                f"model.onnx has an input {info.name} [{shape}] that Capstan cannot feed; export the model without it"
+            )

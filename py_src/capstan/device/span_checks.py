@@ -43,7 +43,8 @@ def check_copies(pairs: Sequence[tuple[DeviceSpan, DeviceSpan]], device: str) ->
         check_device(destination, device)
         if source.length != destination.length:
             raise BufferMismatchError(
-                f"a copy of {source.length} bytes to a span of {destination.length}; take sub-spans of one length"
+                f"{source.length} bytes cannot be copied to a span of {destination.length} bytes; take sub-spans of "
+                "equal length"
             )
 
 
@@ -77,8 +78,8 @@ def check_cast(
     count, rest = divmod(source.length, ELEMENT_BYTES[source_type])
     if rest or destination.length != count * ELEMENT_BYTES[destination_type]:
         raise BufferMismatchError(
-            f"a cast from {source.length} bytes of {source_type} to {destination.length} of {destination_type}; "
-            "both spans must hold the same number of elements"
+            f"{source.length} bytes of {source_type} cannot be cast to {destination.length} bytes of "
+            f"{destination_type}; both spans must hold the same number of elements"
         )
     check_use("cast source", source)
     check_use("cast destination", destination)
@@ -92,10 +93,12 @@ def check_mask(
     holds a [len(old), capacity] mask."""
     size = _index_bytes("an attention mask", dtype)
     if len(old) != len(new):
-        raise BindingError(f"{len(old)} old and {len(new)} new lengths of mask rows; give each row one of both")
+        raise BindingError(
+            f"{len(old)} old and {len(new)} new lengths of mask rows were given; give one of each for every row"
+        )
     for length in (*old, *new):
         if not 0 <= length <= capacity:
-            raise BindingError(f"a mask row of length {length}; lengths are 0 to {capacity}")
+            raise BindingError(f"a mask row has the length {length}; it must be from 0 to {capacity}")
     _check_length(mask, len(old) * capacity * size, f"a mask [{len(old)}, {capacity}] of {dtype}", device)
     check_use("mask", mask)
 
@@ -106,18 +109,18 @@ def check_positions(positions: DeviceSpan, dtype: str, starts: Sequence[int], co
     """
     size = _index_bytes("positions", dtype)
     if count < 0:
-        raise BindingError(f"{count} positions; counts start at 0")
+        raise BindingError(f"the count of positions is {count}; it must be at least 0")
     limit = 1 << (8 * size - 1)
     for start in starts:
         if not -limit <= start <= limit - max(count, 1):
-            raise BindingError(f"{count} positions from {start}; {dtype} holds {-limit} to {limit - 1}")
+            raise BindingError(f"{count} positions from {start} exceed {dtype}, which holds {-limit} to {limit - 1}")
     _check_length(positions, len(starts) * count * size, f"positions [{len(starts)}, {count}] of {dtype}", device)
     check_use("positions", positions)
 
 
 def _index_bytes(what: str, dtype: str) -> int:
     if dtype not in INDEX_BYTES:
-        raise BindingError(f"{what} of {dtype!r}; it can be {' or '.join(INDEX_BYTES)}")
+        raise BindingError(f"the dtype of {what} is {dtype!r}; it must be {' or '.join(INDEX_BYTES)}")
     return INDEX_BYTES[dtype]
 
 

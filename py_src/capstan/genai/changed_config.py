@@ -111,7 +111,7 @@ class Config:
             kinds = [PROVIDERS.get(name.lower()) for name in self._providers]
             for name, kind in zip(self._providers, kinds, strict=True):
                 if kind is None:
-                    raise OptionError(f"execution provider {name!r}: a page has 'webgpu' and 'cpu'; append one")
+                    raise OptionError(f"execution provider {name!r} is not in a page: append 'webgpu' or 'cpu'")
             chosen = "webgpu" if "webgpu" in kinds else "cpu"
         overlay = self._overlay
         if self._providers is not None:

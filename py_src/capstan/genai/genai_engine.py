@@ -39,7 +39,7 @@ class EngineEventBuffer:
 
     def __getitem__(self, place: int, /) -> EngineEvent:
         if not 0 <= place < len(self._events):
-            raise IndexError(f"event {place}: the buffer has {len(self._events)} events")
+            raise IndexError(f"event {place} does not exist; the buffer has {len(self._events)} events")
         return self._events[place]
 
 

@@ -228,7 +228,7 @@ class Generator:
         OptionError for another option.
         """
         if name != "terminate_session" or value not in ("0", "1"):
-            raise OptionError(f"runtime option {name!r} is {value!r}; there is 'terminate_session', '0' or '1'")
+            raise OptionError(f"runtime option {name!r} is {value!r}; it must be 'terminate_session' with '0' or '1'")
         self._terminated = value == "1"
 
     def get_speculative_stats(self) -> dict[str, Any]:

@@ -42,7 +42,7 @@ class Model:
 
     def create_streaming_processor(self) -> NoReturn:
         """Always raises UnsupportedModelError: Capstan does not load streaming models."""
-        raise UnsupportedModelError(f"a streaming processor: a model of type {self.type!r} takes no stream")
+        raise UnsupportedModelError(f"there is no streaming processor: a model of type {self.type!r} takes no stream")
 
 
 class Adapters:

@@ -126,7 +126,9 @@ class Tensor:
             dtype, shape = names.get(view.format, view.format), list(view.shape)
             values = memoryview(bytearray(view.tobytes())).cast(view.format, tuple(shape))
         if dtype not in ELEMENT_TYPES:
-            raise BindingError(f"Tensor: elements of type {dtype}; they must be {', '.join(ELEMENT_TYPES)}")
+            raise BindingError(
+                f"Tensor: its elements are of type {dtype}; they must be one of {', '.join(ELEMENT_TYPES)}"
+            )
         self._values, self._dtype, self._shape = values, dtype, shape
 
     @property

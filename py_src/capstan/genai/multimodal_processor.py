@@ -47,11 +47,13 @@ class MultiModalProcessor:
     def _of(cls, model: CapstanModel) -> MultiModalProcessor:
         name = model.config.processor
         if name is None:
-            raise UnsupportedModelError(f"a multimodal processor: a model of type {model.type!r} takes only text")
+            raise UnsupportedModelError(
+                f"there is no multimodal processor: a model of type {model.type!r} takes only text"
+            )
         if model.config.vision is not None and model.type not in SEEN_TYPES:
             raise UnsupportedModelError(
-                f"a multimodal processor: onnxruntime-genai has none for a repository of type {model.type!r}; use it "
-                "in a chat, as in docs/see.md"
+                f"there is no multimodal processor for a repository of type {model.type!r}, as in onnxruntime-genai; "
+                "use it in a chat, as in docs/see.md"
             )
         made = cls.__new__(cls)
         made._model, made._tokenizer = model, Tokenizer(model)
@@ -82,10 +84,14 @@ class MultiModalProcessor:
         for a picture, and it also gets `image_grid_thw`. Raises SoundError, PictureError, OptionError."""
         if self._model.config.vision is not None:
             if audios is not None:
-                raise UnsupportedModelError(f"audios: a model of type {self._model.type!r} sees and does not hear")
+                raise UnsupportedModelError(
+                    f"audios were given, but a model of type {self._model.type!r} takes pictures: leave them out"
+                )
             return self._seen(prompt, images)
         if images is not None:
-            raise UnsupportedModelError(f"images: a model of type {self._model.type!r} hears and does not see")
+            raise UnsupportedModelError(
+                f"images were given, but a model of type {self._model.type!r} takes sounds: leave them out"
+            )
         if audios is None:
             raise OptionError("audios is None; give Audios.open(path)")
         texts = [prompt] if isinstance(prompt, str) else list(prompt or ())

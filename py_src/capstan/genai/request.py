@@ -179,11 +179,11 @@ class Request:
             raise OptionError("begin_turn: the turn options belong to another request")
         rows = token_rows(tokens)
         if len(rows) != 1 or not rows[0]:
-            raise PromptError(f"begin_turn: one row with at least one token is expected, not {rows[:2]}")
+            raise PromptError(f"begin_turn: the tokens are {rows[:2]}; give one row with at least one token")
         start = 0 if self._generator is None else self._generator.token_count()
         if start + len(rows[0]) >= self._limit:
             raise PromptError(
-                f"begin_turn: {start} and {len(rows[0])} tokens leave no room for a generated token within "
+                f"begin_turn: {start} tokens and {len(rows[0])} new ones leave no room for a generated token within "
                 f"max_session_tokens ({self._limit})"
             )
         generator = self._generator_for(turn_options, start + len(rows[0]))
@@ -210,7 +210,9 @@ class Request:
     def rewind_to_start_of_turn(self, turn_id: int) -> None:
         """Remove a finished turn and those after it."""
         if self._current() is not None or not self._last:
-            raise OptionError("rewind_to_start_of_turn: a turn is under way; wait until it is finished, or cancel it")
+            raise OptionError(
+                "rewind_to_start_of_turn: no turn has begun, or one is under way; wait for its end, or cancel it"
+            )
         found = [place for place, turn in enumerate(self._turns) if turn.number == turn_id]
         if not found:
             raise OptionError(f"rewind_to_start_of_turn: turn {turn_id} is unknown, or was rewound already")

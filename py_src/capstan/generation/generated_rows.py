@@ -43,7 +43,7 @@ class GeneratedRows:
         """
         rows = self._loop.sequences
         if not 0 <= index < rows:
-            raise OptionError(f"sequence {index} was requested; its rows are 0 to {rows - 1}")
+            raise OptionError(f"sequence {index} was requested; this generator has 0 to {rows - 1}")
         return self._policy.sequence(index)
 
     def token_count(self) -> int:

@@ -257,7 +257,7 @@ class Generator(GeneratedRows):
         for token in also:
             integer("also", token, 0, vocab - 1)
         if len(self._loop.rows) > 1:
-            raise OptionError(f"this generator has {len(self._loop.rows)} rows; use one of batch_size 1")
+            raise OptionError(f"this generator has {len(self._loop.rows)} rows; use a generator with batch_size 1")
         async with self._turn:
             return await self._loop.surviving(partial(self._log_probabilities, count, also))
 
@@ -290,7 +290,9 @@ class Generator(GeneratedRows):
             integer("count", count, 0, self._model.config.vocab_size)
             if isinstance(self._policy, BeamPolicy | SpeculationPolicy):
                 what = "num_beams" if isinstance(self._policy, BeamPolicy) else "speculation"
-                raise OptionError(f"log probabilities of each token with {what}: leave one of them out")
+                raise OptionError(
+                    f"log probabilities of each token are not available with {what}: leave one of the two out"
+                )
         self._policy.watch(count)
 
     async def _log_probabilities(self, count: int, also: Sequence[int]) -> dict[int, float]:
@@ -312,7 +314,9 @@ class Generator(GeneratedRows):
         view = memoryview(values)
         needed = self._model.config.vocab_size * len(self._loop.rows)
         if view.format != "f" or view.nbytes != 4 * needed:
-            raise OptionError(f"logits of format {view.format!r} and {view.nbytes} bytes; give {needed} float32")
+            raise OptionError(
+                f"the logits have format {view.format!r} and {view.nbytes} bytes; give {needed} float32 numbers"
+            )
         async with self._turn:
             await self._loop.surviving(partial(self._loop.set_logits, view.cast("B").cast("f")))
 
@@ -336,7 +340,7 @@ class Generator(GeneratedRows):
             if loop.decoder is None or loop.run_ahead is None or loop.stale or loop.sample_first:
                 raise OptionError("no token was generated since the sequence was last changed; generate one first")
             if len(loop.rows) > 1:
-                raise OptionError(f"this generator has {len(loop.rows)} rows; measure one of batch_size 1")
+                raise OptionError(f"this generator has {len(loop.rows)} rows; measure a generator with batch_size 1")
             [row] = loop.rows
             if row.ended:
                 raise OptionError("generation has ended; rewind_to or append_tokens, and generate one token")

@@ -33,10 +33,12 @@ class GrammarPolicy(PlainPolicy):
         assert guidance is not None
         if params.search.num_beams > 1:
             raise OptionError(
-                f"guidance with num_beams {params.search.num_beams}; a grammar follows one sequence: set num_beams to 1"
+                f"num_beams is {params.search.num_beams} with guidance, which follows one sequence: set num_beams to 1"
             )
         if guidance.enable_ff_tokens and len(loop.rows) > 1:
-            raise OptionError(f"enable_ff_tokens with {len(loop.rows)} rows; it works for one row: leave it False")
+            raise OptionError(
+                f"enable_ff_tokens is True with {len(loop.rows)} rows; it works for one row: leave it False"
+            )
         run_ahead = params.options["run_ahead"]
         if guidance.enable_ff_tokens and (run_ahead or 1) > 1:
             raise OptionError(

@@ -43,7 +43,7 @@ class Processors:
             return
         if run_ahead not in (None, 1):
             raise OptionError(
-                f"run_ahead is {run_ahead} and a processor was given, which runs before each pick; leave run_ahead "
+                f"run_ahead is {run_ahead}, but the given processor runs before each pick; leave run_ahead "
                 "out, or give 1"
             )
         if num_beams > 1:

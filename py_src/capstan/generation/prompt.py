@@ -91,7 +91,7 @@ def checked_prompts(
 def _parted(ids: list[int], pad: int) -> Prompt:
     end = next((place + 1 for place in reversed(range(len(ids))) if ids[place] != pad), 0)
     if not end:
-        raise PromptError(f"a row has only padding ({pad}); each row needs a token")
+        raise PromptError(f"a row has only padding ({pad}); each row needs another token")
     return Prompt(ids[:end], tuple(ids[end:]))
 
 

@@ -57,7 +57,7 @@ def pair_of(model: Model, tokenizer: Tokenizer, name: str, given: Mapping[str, A
             raise OptionError(f"{name} has token_ids: give the tokens before them as context_ids, one or more")
         return Pair(list(context_ids), list(ids))
     if context_ids is not None:
-        raise OptionError(f"{name} has text: its context must be a text, too, or be left out")
+        raise OptionError(f"{name} has text and context_ids: give its context as a text, too, or leave it out")
     context, text = context or "", text or ""
     require_fitting((context, text), model.config)
     kept = context.rstrip()

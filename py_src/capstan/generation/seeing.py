@@ -106,7 +106,7 @@ class Seeing:
         for each, count, end in zip(self.pictures, counts, accumulate(counts), strict=True):
             start = places[end - count]
             if each.grid and places[end - 1] - start >= count:
-                raise self._unfit(len(places), "something is between those of one picture")
+                raise self._unfit(len(places), "other tokens are between those of one picture")
             if each.grid:
                 found.append(PictureSpan(start, each.grid[1] // merge, each.grid[2] // merge))
         return found

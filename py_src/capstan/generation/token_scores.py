@@ -96,7 +96,7 @@ def begin_of(config: GenaiConfig) -> int:
 def _require_one_sequence(loop: RowLoop) -> None:
     """Raise OptionError for sequences whose tokens cannot be scored."""
     if loop.options.num_beams > 1:
-        raise OptionError(f"score with num_beams {loop.options.num_beams}: leave num_beams at 1")
+        raise OptionError(f"score: num_beams is {loop.options.num_beams}; set it to 1")
     if len(loop.rows) > 1:
         raise OptionError(
             f"score: this generator has {len(loop.rows)} rows; score each sequence with a generator of batch_size 1, "

@@ -239,8 +239,8 @@ def reject_state(graph: GraphProto, decoder: DecoderConfig, presents: Collection
         lowered = value.name.lower()
         if any(word in lowered for word in ("conv", "recurrent", "state", "ssm")) and "hidden_states" not in lowered:
             raise UnsupportedModelError(
-                f"output {value.name} is a state with an unknown input; genai_config.json names both in "
-                "past_conv_names and present_conv_names, or past_recurrent_names and present_recurrent_names"
+                f"output {value.name} is a state with an unknown input; name both in genai_config.json, in "
+                "past_conv_names and present_conv_names, or in past_recurrent_names and present_recurrent_names"
             )
         if lowered.startswith("present"):
             raise UnsupportedModelError(

@@ -156,7 +156,7 @@ class LayerReader:
     def readers(self, name: str) -> list[NodeProto]:
         """The nodes that read the elements of a tensor."""
         if name in self.wiring.outputs:
-            raise refused(f"{name} is an output, too")
+            raise refused(f"{name} is also an output of the graph")
         return [node for node in self.wiring.consumers.get(name, []) if node.op_type != "Shape"]
 
     def only(self, name: str, *kinds: str) -> NodeProto:
@@ -382,7 +382,7 @@ def after_layers(model: ModelProto, found: EncoderLayers, sizes: Sizes, kind: in
     inner = {name for layer in found.layers for name in layer.names}
     kept = inner & {name for node in made.graph.node for name in node.input}
     if kept:
-        raise refused(f"{min(kept)} is read after the layers, too")
+        raise refused(f"{min(kept)} is also read after the layers")
     return made
 
 

@@ -299,6 +299,6 @@ def rows_of(name: str, tensor: TensorProto, file: bytes) -> TableRows:
     size = tensor.dims[0] * tensor.dims[1] * DTYPES[tensor.data_type][1] // 8
     if len(data) != size or not size or (file and start < 0):
         raise UnsupportedModelError(
-            f"rotary factors {name}: {len(data)} bytes of raw_data, expected {size} of the graph's file; {REMEDY}"
+            f"rotary factors {name} have {len(data)} bytes of raw_data, expected {size} in the graph's file; {REMEDY}"
         )
     return TableRows("", max(0, start), len(data), tensor.dims[0])

@@ -100,7 +100,7 @@ def alone(merged: ModelProto, branch: str, sizes: SpeechSizes) -> ModelProto:
     chosen = next((node for node in merged.graph.node if node.op_type == "If" and list(node.input) == [FLAG]), None)
     if chosen is None:
         raise UnsupportedModelError(
-            f"{sizes.decoder}: no If over {FLAG}; use an export of Optimum or of Transformers.js' scripts"
+            f"{sizes.decoder} has no If node over {FLAG}; use an export of Optimum or of Transformers.js' scripts"
         )
     inner = next(item.g for item in chosen.attribute if item.name == branch)
     names = {value.name: name for value, name in zip(inner.output, chosen.output, strict=True)}
@@ -176,7 +176,7 @@ def positions_from_caches(model: ModelProto, past: str, sizes: SpeechSizes) -> N
         if node.op_type in ("Slice", "Gather") and node.input[0] in wiring.constants and of_lengths(wiring, node)
     ]
     if len(tables) != 1:
-        raise UnsupportedModelError(f"{sizes.decoder}: {len(tables)} tables of positions; exactly one is supported")
+        raise UnsupportedModelError(f"{sizes.decoder} has {len(tables)} tables of positions; exactly one is supported")
     [table] = tables
     writer = NodeWriter(graph, "/capstan/positions")
     before, added = (

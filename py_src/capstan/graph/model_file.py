@@ -35,7 +35,7 @@ def parse(data: bytes | bytearray | memoryview, name: str = "model.onnx") -> Mod
         model.ParseFromString(content)
     except (DecodeError, UnicodeDecodeError, ValueError) as error:
         raise ModelFileError(
-            f"{name}: {len(content)} bytes that are not an ONNX model ({error}); copy or export the file again"
+            f"{name}: its {len(content)} bytes are not an ONNX model ({error}); copy or export the file again"
         ) from error
     require_texts(model.graph, name)
     made = name.endswith(GGUF)
@@ -43,7 +43,8 @@ def parse(data: bytes | bytearray | memoryview, name: str = "model.onnx") -> Mod
         raise ModelFileError(f"{name}: external data with {PARTS!r}, a key that no file has; export the model again")
     if not model.graph.node or not model.graph.output:
         raise ModelFileError(
-            f"{name}: {len(content)} bytes with no nodes or no outputs, expected an ONNX graph; copy or export it again"
+            f"{name}: its {len(content)} bytes have no nodes or no outputs, expected an ONNX graph; copy or export "
+            "it again"
         )
     require_no_circle(model.graph, name)
     return model
@@ -111,7 +112,7 @@ def contradictions(name: str = "model.onnx") -> Iterator[None]:
 def refuse_pointer(start: bytes, size: int, name: str) -> None:
     """Raise ModelFileError if a file of `size` bytes begins like a Git LFS pointer."""
     if start.startswith(LFS_POINTER):
-        raise ModelFileError(f"{name}: a Git LFS pointer of {size} bytes, not the model; run `git lfs pull`")
+        raise ModelFileError(f"{name} is a Git LFS pointer of {size} bytes, not the model; run `git lfs pull`")
 
 
 def serialize(model: ModelProto) -> bytes:
@@ -125,6 +126,6 @@ def require_decoder(model: ModelProto, input_ids: str = "input_ids", name: str =
     if input_ids not in inputs:
         shown = ", ".join(inputs[:6]) or "none"
         raise UnsupportedModelError(
-            f"{name}: no input named {input_ids} (inputs: {shown}); Capstan runs decoders that take token ids, "
+            f"{name} has no input {input_ids} (its inputs: {shown}); Capstan runs decoders that take token ids, "
             "as written by onnxruntime-genai's model builder"
         )

@@ -85,7 +85,9 @@ def decoder_of(made: ModelProto, sizes: SpeechSizes) -> ModelProto:
     for key, value in sizes.caches("past_key_values", "encoder"):
         product = product_of(wiring, key)
         if product is None:
-            raise UnsupportedModelError(f"{sizes.decoder}: no product of queries reads {key}; use an export of Optimum")
+            raise UnsupportedModelError(
+                f"{sizes.decoder} has no product of queries that reads {key}; use an export of Optimum"
+            )
         size = described[key].shape.dim[3].dim_value
         one = writer.numbers(described[key].elem_type, [1.0], "one", dims=())
         pads = writer.ints([0] * 7 + [wider(size) - size])

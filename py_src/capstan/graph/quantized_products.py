@@ -84,7 +84,7 @@ def product_of(wiring: Wiring, product: NodeProto) -> Found | None:
     if product.op_type == "Gemm":
         factors = [item.f for item in product.attribute if item.name in ("alpha", "beta")]
         if attribute(product, "transA", 0) or any(factor != 1 for factor in factors):
-            raise NotOneProductError("Gemm with factors or a transposed input")
+            raise NotOneProductError("it has factors or a transposed input")
         turned ^= bool(attribute(product, "transB", 0))
         bias = product.input[2] if len(product.input) > 2 else ""
     return Found(source, product, turned, bias)
@@ -101,7 +101,7 @@ class Rewriter:
         zeros = node.input[2] if len(node.input) > 2 else ""
         self.zeros = self.tensor(zeros, "zero points") if zeros else None
         if self.weights.onnx_type not in PACKED or len(self.weights.dims) != 2:
-            raise NotOneProductError(f"weights of {DTYPES[self.weights.onnx_type][0]} {shape(self.weights)}")
+            raise NotOneProductError(f"its weights are {DTYPES[self.weights.onnx_type][0]} {shape(self.weights)}")
         self.bits = DTYPES[self.weights.onnx_type][1]
         self.k, self.n = self.weights.dims[::-1] if found.by_rows else self.weights.dims
         self.block = attribute(node, "block_size", 0)
@@ -126,8 +126,7 @@ class Rewriter:
         axis = attribute(self.found.dequantize, "axis", 1) % 2
         if self.block < LEAST_BLOCK or self.block & (self.block - 1) or axis != rows or self.k % self.block:
             raise NotOneProductError(
-                f"blocks of {self.block} along axis {axis} of {shape(self.weights)}, a form that MatMulNBits does "
-                "not support"
+                f"MatMulNBits does not support its blocks of {self.block} along axis {axis} of {shape(self.weights)}"
             )
         blocks = self.k // self.block
         dims = (self.n, blocks) if rows else (blocks, self.n)
@@ -138,7 +137,7 @@ class Rewriter:
             raise NotOneProductError(f"{self.zeros.name} is {self.zeros.dtype} for weights of {self.weights.dtype}")
         made = attribute(self.found.dequantize, "output_dtype", 0)
         if made not in (0, self.scales.onnx_type):
-            raise NotOneProductError(f"{self.scales.dtype} scales give floats of another type")
+            raise NotOneProductError(f"its {self.scales.dtype} scales give floats of another type")
         if rows and self.zeros is not None and blocks * self.bits % 8:
             raise NotOneProductError(
                 f"{self.zeros.name} has rows of {blocks} half bytes, some of which start within a byte"

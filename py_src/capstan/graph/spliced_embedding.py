@@ -226,8 +226,8 @@ def take_opsets(target: ModelProto, source: ModelProto, filename: str) -> None:
             kinds = {node.op_type for node in source.graph.node if node.domain == item.domain}
             if kinds - STEADY or min(item.version, versions[item.domain]) < LEAST_OPSET:
                 raise UnsupportedModelError(
-                    f"{filename}: operators have version {item.version}, the decoder's {versions[item.domain]} "
-                    f"({', '.join(sorted(kinds))}); export both with one version"
+                    f"{filename}: its operators have version {item.version}, the decoder's have "
+                    f"{versions[item.domain]} ({', '.join(sorted(kinds))}); export both with one version"
                 )
 
 

@@ -127,7 +127,7 @@ class Splitter:
             "Gemm": self.affine_product,
         }
         if node.op_type not in splits:
-            raise NotInRangesError(f"only {', '.join(sorted(splits))} are computed in parts")
+            raise NotInRangesError(f"only {', '.join(sorted(splits))} can be computed in parts")
         return splits[node.op_type](node)
 
     def table(self, node: NodeProto) -> int:

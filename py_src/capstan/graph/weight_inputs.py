@@ -123,13 +123,13 @@ def entry_of(tensor: TensorProto) -> WeightEntry:
     why = why_not_below(location)
     if why is not None:
         raise ModelFileError(
-            f"weight {clipped(tensor.name)}: external file {clipped(location)}, expected one below the model's folder "
-            f"({why}); export it again"
+            f"weight {clipped(tensor.name)}: its external file is {clipped(location)}, expected one below the "
+            f"model's folder ({why}); export it again"
         )
     if len(tensor.dims) > MOST_DIMENSIONS or any(not 0 <= size <= MOST_BYTES for size in tensor.dims):
         raise ModelFileError(
-            f"weight {clipped(tensor.name)}: dimensions {clipped(list(tensor.dims))}, expected at most "
-            f"{MOST_DIMENSIONS} from 0 to {MOST_BYTES}; export the model again"
+            f"weight {clipped(tensor.name)}: its dimensions are {clipped(list(tensor.dims))}, expected at most "
+            f"{MOST_DIMENSIONS}, each from 0 to {MOST_BYTES}; export the model again"
         )
     size = (math.prod(tensor.dims) * DTYPES[tensor.data_type][1] + 7) // 8
     if PARTS in fields:
@@ -141,7 +141,7 @@ def entry_of(tensor: TensorProto) -> WeightEntry:
     if length != size:
         shape = "x".join(map(str, tensor.dims)) or "scalar"
         raise ModelFileError(
-            f"weight {tensor.name}: {length} bytes in {location}, expected {size} for "
+            f"weight {tensor.name} has {length} bytes in {location}, expected {size} for "
             f"{DTYPES[tensor.data_type][0]} {shape}; export the model again"
         )
     return WeightEntry(tensor.name, tuple(tensor.dims), tensor.data_type, location, offset, length)
@@ -159,11 +159,11 @@ def made_of(name: str, onnx_type: int, dims: Sequence[int], location: str, parts
 def byte_count(name: str, field: str, text: str) -> int:
     if not (text.isascii() and text.isdigit()):
         raise ModelFileError(
-            f"weight {name}: {field} {text!r} in model.onnx, expected bytes as a whole number; export again"
+            f"weight {name}: {field} is {text!r} in model.onnx, expected a whole number of bytes; export again"
         )
     if len(text) > len(str(MOST_BYTES)) or int(text) > MOST_BYTES:
         raise ModelFileError(
-            f"weight {name}: {field} {clipped(text)} in model.onnx, expected at most {MOST_BYTES}; export again"
+            f"weight {name}: {field} is {clipped(text)} in model.onnx, expected at most {MOST_BYTES}; export again"
         )
     return int(text)
 
@@ -196,8 +196,8 @@ def weights_to_inputs(
         if data is None or len(data) != entry.length:
             found = "none" if data is None else str(len(data))
             raise ModelFileError(
-                f"constant {entry.name}: {found} bytes of {entry.location} given, expected {entry.length}; read the "
-                "tensors that constants_to_inline lists"
+                f"constant {entry.name}: {found} bytes of {entry.location} were given, expected {entry.length}; read "
+                "the tensors that constants_to_inline lists"
             )
         inlined[entry.name] = data
     result = copy_of(model)
@@ -226,7 +226,8 @@ def require_whole(model: ModelProto, what: str) -> None:
     """Raise UncomputedError for the graph of a GGUF file, whose weights are rearranged while loading."""
     if any(entry.parts for entry in known_external_entries(model)):
         raise UncomputedError(
-            f"{what} takes no GGUF file, whose weights are rearranged while loading; use an ONNX export of the model"
+            f"{what} takes no GGUF file, since its weights are rearranged while loading; use an ONNX export of the "
+            "model"
         )
 
 

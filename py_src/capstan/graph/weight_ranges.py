@@ -39,7 +39,7 @@ def ranges_of(total: int, row: int, largest: int, step: int = RANGE_STEP) -> lis
     """
     most = largest // row // step
     if not most:
-        raise NotInRangesError(f"{step} of its rows take {step * row} bytes")
+        raise NotInRangesError(f"{step} of its rows take {step * row} bytes, more than one binding")
     steps = -(-total // step)
     size = -(-steps // -(-steps // most)) * step
     return [(first, min(size, total - first)) for first in range(0, total, size)]

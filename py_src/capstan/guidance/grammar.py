@@ -53,7 +53,7 @@ class NodeError(Exception):
 def bounded(states: int) -> int:
     if states > MOST_STATES:
         raise NodeError(
-            f"it takes {states} states; at most {MOST_STATES} are matched", "ask for fewer alternatives or repetitions"
+            f"it takes {states} states; at most {MOST_STATES} are allowed", "ask for fewer alternatives or repetitions"
         )
     return states
 
@@ -90,7 +90,7 @@ class Chars:
 
     def __post_init__(self) -> None:
         if any(_SURROGATES[0] <= edge <= _SURROGATES[1] for pair in self.ranges for edge in pair):
-            raise NodeError("half of a surrogate pair in a set, which UTF-8 cannot encode", "write whole characters")
+            raise NodeError("a set has half of a surrogate pair, which UTF-8 cannot encode", "write whole characters")
 
     @property
     def states(self) -> int:

@@ -94,7 +94,7 @@ def key_groups(
     names that match it in all regex libraries, and the names that match it in at least one.
     """
     if len(patterns) > MOST_PATTERNS:
-        raise NodeError(f"{len(patterns)} patterns", f"use at most {MOST_PATTERNS}")
+        raise NodeError(f"it has {len(patterns)} patterns", f"use at most {MOST_PATTERNS}")
     named = [determined(Choice(tuple(map(Text, names))))] if names else []
     for which in product((True, False), repeat=len(patterns)):
         matched = [pattern for pattern, is_matched in zip(patterns, which, strict=True) if is_matched]

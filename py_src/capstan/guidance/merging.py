@@ -59,7 +59,7 @@ def merged(a: Any, b: Any) -> Any:
         ):
             found[name] = merged(a[name], value)
         elif name not in ("enum", "const"):
-            raise MergeError(f"{name} is in two schemas that both hold")
+            raise MergeError(f"{name} is in two schemas that must both hold")
     values = [listed for listed in (_listed(a), _listed(b)) if listed is not None]
     if len(values) == 2:
         found.pop("const", None)
@@ -89,7 +89,7 @@ def _merge_properties(found: dict[str, Any], a: Any, b: Any) -> None:
     patterns = [schema.get("patternProperties", {}) for schema in (a, b)]
     if any(patterns):
         if any(other is not True and other != {} for other in others):
-            raise MergeError("patternProperties and additionalProperties are in two schemas that both hold")
+            raise MergeError("patternProperties and additionalProperties are in two schemas that must both hold")
         found["patternProperties"] = {
             pattern: merged(patterns[0].get(pattern, True), patterns[1].get(pattern, True))
             for pattern in {**patterns[0], **patterns[1]}

@@ -138,7 +138,7 @@ class _Walks:
                 return self._machine(node, behind)
             case Edge(end):
                 if end and self._within and self._within[-1].behind:
-                    raise NodeError("an end within look-behind", "write the expression without it")
+                    raise NodeError("a look-behind contains an end of the text", "write the expression without it")
                 found = self._state()
                 self._states[found].test = (node, behind)
                 return found
@@ -172,7 +172,7 @@ class _Walks:
 
     def _look(self, node: Look, behind: int) -> int:
         if self._within and (self._within[-1].behind or not node.behind):
-            raise NodeError("look-around within look-around", "write the expression without it")
+            raise NodeError("a look-around contains another look-around", "write the expression without it")
         first = self._known.get(node)
         if first is None:
             self._within.append(node)

@@ -49,7 +49,7 @@ def read_file(path: Path, most: int) -> bytes:
                 raise ModelFileError(f"{path}: cannot be read ({error.strerror}); check the disk") from error
     if max(size, len(data)) > most:
         raise ModelFileError(
-            f"{path}: {max(size, len(data))} bytes; at most {most} are read of such a file: check that it belongs to "
-            "the model, or use a smaller model"
+            f"{path} has {max(size, len(data))} bytes; at most {most} are read of such a file: check that it belongs "
+            "to the model, or use a smaller model"
         )
     return data

@@ -177,7 +177,7 @@ def overlaid(config: GenaiConfig, overlay: Mapping[str, Any]) -> GenaiConfig:
     session_options = decoder.pop("session_options", None)
     if others or model or decoder:
         names = ", ".join([*others, *model, *decoder])
-        raise ConfigError(f"overlay: {names}: there is no genai_config.json; change only the search")
+        raise ConfigError(f"overlay has {names}, but there is no genai_config.json: change only the search options")
     if session_options is not None:
         config = with_session_options(config, "overlay", session_options)
     return replace(config, search={**config.search, **overlay.get("search", {})})

@@ -68,7 +68,7 @@ async def find_gguf(host: Host, folder: str, name: str, device: str, dtype: str 
     if dtype is None:
         dtype = "fp16" if (await host.dtypes(device))[0].endswith("f16") else "fp32"
     if dtype not in ELEMENTS:
-        raise OptionError(f"dtype is {dtype!r}; over the weights of {name} it must be one of {' and '.join(ELEMENTS)}")
+        raise OptionError(f"dtype is {dtype!r}; with the weights of {name} it must be one of {' and '.join(ELEMENTS)}")
     names = shard_names(name)
     files = {name: await open_shard(host, folder, name, names, keep)}
     try:

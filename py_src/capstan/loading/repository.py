@@ -181,10 +181,10 @@ def require_one_decoder(root: Section) -> None:
     )
     for key, what in OTHER_PARTS.items():
         if root.value.get(key):
-            raise UnsupportedModelError(f"{root.where(key)}: a model of type {kind} with {what}; {works}")
+            raise UnsupportedModelError(f"{root.where(key)}: the model, of type {kind}, has {what}; {works}")
     if root.value.get("is_encoder_decoder"):
         raise UnsupportedModelError(
-            f"{root.where('is_encoder_decoder')}: a model of type {kind} with an encoder; {works}"
+            f"{root.where('is_encoder_decoder')}: the model, of type {kind}, has an encoder; {works}"
         )
 
 

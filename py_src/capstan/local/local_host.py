@@ -143,7 +143,7 @@ class LocalHost:
         if isinstance(path, HubRepository):
             raise OptionError(f"{path} can be read only in a page; download the repository and give its directory")
         if not isinstance(path, str | os.PathLike):
-            raise OptionError(f"a model's path is {path!r}, but must be a directory's")
+            raise OptionError(f"a model's path is {path!r}; it must be the path of a directory")
         folder = os.fspath(path)
         require_possible(folder)
         return folder if folder.endswith("/") else folder + "/"
@@ -200,7 +200,7 @@ def require_possible(folder: str) -> None:
         with suppress(OSError):
             Path(folder).stat()
     except ValueError as error:
-        raise OptionError(f"a model's path is {folder!r}, which no directory has ({error})") from error
+        raise OptionError(f"a model's path is {folder!r}, which no directory can have ({error})") from error
 
 
 def files_below(folder: Path) -> dict[str, int | None]:

@@ -119,8 +119,8 @@ class DeviceSpan:
     def __post_init__(self) -> None:
         if self.offset < 0 or self.length < 0 or self.offset + self.length > self.buffer.size:
             raise BufferMismatchError(
-                f"bytes {self.offset} to {self.offset + self.length} of buffer {self.buffer.label!r}, which has "
-                f"{self.buffer.size} bytes; stay inside it"
+                f"bytes {self.offset} to {self.offset + self.length} are not in buffer {self.buffer.label!r}, which "
+                f"has {self.buffer.size} bytes; stay inside it"
             )
 
     def sub(self, offset: int, length: int) -> DeviceSpan:
@@ -129,7 +129,7 @@ class DeviceSpan:
         """
         if offset < 0 or length < 0 or offset + length > self.length:
             raise BufferMismatchError(
-                f"bytes {offset} to {offset + length} of a span of {self.length} bytes; stay inside it"
+                f"bytes {offset} to {offset + length} are not in the span of {self.length} bytes; stay inside it"
             )
         return DeviceSpan(self.buffer, self.offset + offset, length)
 

@@ -31,7 +31,7 @@ class NotJsonError(ValueError):
 def read_json(text: str | bytes, most_bytes: int = MOST_BYTES) -> Any:
     """The value of a text, UTF-8 with or without a byte order mark. Raises NotJsonError."""
     if len(text) > most_bytes:
-        raise NotJsonError(f"{len(text)} bytes; at most {most_bytes} are read")
+        raise NotJsonError(f"it has {len(text)} bytes; at most {most_bytes} are read")
     try:
         data = text if isinstance(text, bytes) else text.encode()
         string = text.decode("utf-8-sig") if isinstance(text, bytes) else text
@@ -40,13 +40,13 @@ def read_json(text: str | bytes, most_bytes: int = MOST_BYTES) -> Any:
     except UnicodeEncodeError as error:
         raise NotJsonError(f"character {error.start} is half of a surrogate pair, which UTF-8 cannot encode") from error
     if is_deeper(data, MOST_DEPTH):
-        raise NotJsonError(f"nested more than {MOST_DEPTH} levels deep")
+        raise NotJsonError(f"it is nested more than {MOST_DEPTH} levels deep")
     try:
         return json.loads(string)
     except json.JSONDecodeError as error:
         raise NotJsonError(f"line {error.lineno}, column {error.colno}: not JSON ({error.msg})") from error
     except ValueError as error:
-        raise NotJsonError("an integer of thousands of digits, which no field has") from error
+        raise NotJsonError("it has an integer of thousands of digits, which no field allows") from error
 
 
 def is_deeper(data: bytes, most: int) -> bool:

@@ -74,7 +74,7 @@ def gguf_address(url: str) -> tuple[str, str] | None:
         return None
     if query not in ("", DOWNLOAD):
         shown = repr(path.rpartition("@")[2][-100:])
-        raise OptionError(f"a model's path is {shown} with a query; give the file's address without")
+        raise OptionError(f"a model's path is {shown} with a query; give the file's address without it")
     folder, name = split_name(path)
     return folder or "./", unquote(name)
 
@@ -85,9 +85,9 @@ def folder_address(url: str) -> str:
     """
     shown = repr(url.split("?")[0].split("#")[0].rpartition("@")[2][:100])
     if "?" in url or "#" in url:
-        raise OptionError(f"a model's path is {shown} with a query or fragment; give the folder's address without")
+        raise OptionError(f"a model's path is {shown} with a query or fragment; give the folder's address without it")
     if "@" in url.partition("://")[2].partition("/")[0]:
-        raise OptionError(f"a model's path is an address at {shown} with credentials; give the address without")
+        raise OptionError(f"a model's path is an address at {shown} with credentials; give the address without them")
     if any(ord(character) < 0x20 or 0xD800 <= ord(character) < 0xE000 for character in url):
         raise OptionError(
             f"a model's path is {shown}, with characters that are invalid in an address; give another one"

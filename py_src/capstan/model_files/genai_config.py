@@ -340,20 +340,20 @@ def supported_decoder(model: Section, model_type: str) -> Section:
         require_type(model.where("type"), model_type)
     for key, what in OTHER_PARTS.items():
         if model.value.get(key) and key not in own:
-            raise UnsupportedModelError(f"{model.where(key)}: a model of type {model_type} with {what}; {works}")
+            raise UnsupportedModelError(f"{model.where(key)}: the model, of type {model_type}, has {what}; {works}")
     require_type(model.where("type"), model_type)
     decoder = model.section("decoder")
     if decoder.value.get("pipeline"):
-        raise UnsupportedModelError(f"{decoder.where('pipeline')}: a decoder in several files; {works}, in one file")
+        raise UnsupportedModelError(f"{decoder.where('pipeline')}: the decoder is in several files, not one; {works}")
     window = decoder.section("sliding_window", optional=True)
     if window.value.get("slide_key_value_cache") is True:
         raise UnsupportedModelError(
-            f"{window.where('slide_key_value_cache')}: a cache that slides; {works} that does not"
+            f"{window.where('slide_key_value_cache')}: the cache slides, which is not supported; {works}"
         )
     inputs = decoder.section("inputs", optional=True)
     for key in ("past_key_scale_names", "block_table", "inputs_embeds"):
         if key in inputs.value and not (key == "inputs_embeds" and model_type in SEEN_TYPES):
-            raise UnsupportedModelError(f"{inputs.where(key)}: an input that Capstan does not feed; {works}")
+            raise UnsupportedModelError(f"{inputs.where(key)}: Capstan does not feed this input; {works}")
     return decoder
 
 
@@ -420,5 +420,5 @@ def with_room(config: GenaiConfig, max_length: int | None) -> GenaiConfig:
     if max_length is None:
         return config
     if isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 1:
-        raise OptionError(f"max_length is {max_length!r}; it must be a number of tokens from 1 on, or None")
+        raise OptionError(f"max_length is {max_length!r}; it must be a number of tokens of at least 1, or None")
     return replace(config, room=min(max_length, config.context_length))

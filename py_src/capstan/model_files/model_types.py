@@ -90,7 +90,7 @@ def require_type(where: str, model_type: str) -> None:
     sees = f"; Capstan lacks the following for its pictures: {UNSEEN[model_type]}" if model_type in UNSEEN else ""
     if model_type in TEXT_OF:
         alone = f'"{TEXT_OF[model_type]}"'
-        remedy = f"export the decoder with its embedding, without exclude_embeds, which is of type {alone}"
+        remedy = f"export the decoder with its embedding (without exclude_embeds), as a model of type {alone}"
         raise UnsupportedModelError(f'{where}: "{model_type}" has {REFUSED_TYPES[model_type]}{sees}; {remedy}')
     if model_type in REFUSED_TYPES:
         raise UnsupportedModelError(f'{where}: "{model_type}" has {REFUSED_TYPES[model_type]}{sees}; {runs}')

@@ -204,7 +204,9 @@ def require_captured(run: CapturedRun, feeds: Sequence[BoundSpan], outputs: dict
     for name, output in outputs.items():
         if name not in run.outputs:
             had = ", ".join(map(repr, run.outputs))
-            raise BindingError(f"output {name!r} was not bound when the run was captured, but {had} was; {REMEDY}")
+            raise BindingError(
+                f"output {name!r} was not bound when the run was captured; the bound ones were {had}; {REMEDY}"
+            )
         if output.on_host:
             raise BindingError(
                 f"output {name!r} is bound to 'cpu', but the captured run leaves it on 'webgpu'; {REMEDY}"

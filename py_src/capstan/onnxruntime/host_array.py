@@ -52,7 +52,7 @@ class HostArray:
         dims = shape if shape is not None else tuple(view.shape or ())
         needed = byte_count(found, dims)
         if needed != view.nbytes:
-            raise BindingError(f"{what}: {view.nbytes} bytes given, expected {needed} for {found} {list(dims)}")
+            raise BindingError(f"{what}: {view.nbytes} bytes were given, expected {needed} for {found} {list(dims)}")
         return cls(flat(view), found, dims)
 
     @classmethod

@@ -100,7 +100,9 @@ def feeds(parsed: ModelProto, config: GenaiConfig, ids: Sequence[int]) -> dict[s
         if name in weights:
             continue
         if kind.elem_type not in ONNX_NAMES:
-            raise UnsupportedModelError(f"input {name} is of an element type that cannot be passed")
+            raise UnsupportedModelError(
+                f"input {name} has an element type that cannot be passed: {kind.elem_type} of ONNX"
+            )
         dtype, axes = ONNX_NAMES[kind.elem_type], len(kind.shape.dim)
         if name == names.input_ids:
             found[name] = integers(dtype, (1, length), ids)

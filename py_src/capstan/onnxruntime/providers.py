@@ -63,7 +63,9 @@ def asked_for(providers: Sequence[Any] | None, provider_options: Sequence[Mappin
     """
     given = list(providers or ())
     if provider_options is not None and len(provider_options) != len(given):
-        raise OptionError(f"{len(provider_options)} provider_options for {len(given)} providers; give one for each")
+        raise OptionError(
+            f"{len(provider_options)} provider_options were given for {len(given)} providers; give one for each"
+        )
     found: list[str] = []
     capture = False
     for i, item in enumerate(given):

@@ -31,7 +31,7 @@ class SessionOptions:
     def add_session_config_entry(self, key: str, value: str) -> None:
         """Set a configuration entry. Raises OptionError for an unsupported entry or value."""
         if key not in KNOWN:
-            raise OptionError(f"there is no session configuration entry {key!r}; there is {known()}")
+            raise OptionError(f"there is no session configuration entry {key!r}; Capstan has {known()}")
         if value not in KNOWN[key]:
             allowed = " or ".join(f'"{item}"' for item in KNOWN[key])
             raise OptionError(f"session configuration entry {key!r} is {value!r}; it must be {allowed}")

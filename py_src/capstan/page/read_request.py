@@ -62,7 +62,7 @@ def require_fields(what: str, place: str, given: Mapping[str, Any], table: Any) 
     fields = fields_of(table)
     missing = [place + name for name in fields if name in table.__required_keys__ and name not in given]
     if missing:
-        raise OptionError(f"{', '.join(missing)}: missing in {what}; null stands for an open value")
+        raise OptionError(f"{', '.join(missing)}: missing in {what}; give null to leave a value open")
     for name, value in given.items():
         if name not in fields:
             raise OptionError(unknown(what, place, name, list(fields)))

@@ -46,7 +46,7 @@ class PictureProcessor:
         places = [STEPS[kind][0] for kind in kinds if kind in STEPS]
         if len(places) < len(kinds) or places != sorted(places) or places.count(0) != 1 or places.count(2) != 1:
             raise UnsupportedModelError(
-                f"{name}: its steps are {', '.join(kinds)}; the computed ones are {', '.join(STEPS)}, in this order, "
+                f"{name}: its steps are {', '.join(kinds)}; Capstan computes {', '.join(STEPS)}, in this order, "
                 "with DecodeImage and Rescale once"
             )
         return cls(tuple(STEPS[kind][1](fields) for kind, fields in listed))
@@ -146,7 +146,7 @@ def resize(fields: Section) -> Step:
     size, name = sizes(fields, 256), fields.text("interpolation", "CUBIC")
     if name not in INTERPOLATIONS:
         raise UnsupportedModelError(
-            f"{fields.where('interpolation')} is {name!r}; the computed ones are {', '.join(INTERPOLATIONS)}"
+            f"{fields.where('interpolation')} is {name!r}; Capstan computes {', '.join(INTERPOLATIONS)}"
         )
 
     def resized(pixels: Pixels) -> Pixels:
@@ -171,8 +171,8 @@ def fitted(pixels: Pixels, factor: int, least: int, most: int) -> tuple[int, int
         found = [-(-int(side * ratio) // factor) * factor for side in given]
     if max(given) > MOST_NARROW * min(given) or min(found) < factor:
         raise PictureError(
-            f"has {given[0]} x {given[1]} pixels, which is too narrow: of {most} pixels a side has {factor} at least, "
-            f"and the longer one {MOST_NARROW} times the other at most; cut a part out of it"
+            f"has {given[0]} x {given[1]} pixels, which is too narrow: the longer side may be at most {MOST_NARROW} "
+            f"times the other, and with {most} pixels in all each needs at least {factor}; cut a part out of it"
         )
     return found[0], found[1]
 
@@ -227,7 +227,9 @@ def patch_image(fields: Section) -> Step:
         """
         rows, columns = (size // side for size in values.shape[:2])
         if any(size % (side * merge) for size in values.shape[:2]):
-            raise PictureError(f"becomes {values.shape[1]} x {values.shape[0]} pixels, no multiples of {side * merge}")
+            raise PictureError(
+                f"becomes {values.shape[1]} x {values.shape[0]} pixels, which must be multiples of {side * merge}"
+            )
         apart = values.reshape(rows // merge, merge, side, columns // merge, merge, side, 3)
         ordered = apart.transpose(0, 3, 1, 4, 6, 2, 5)[:, :, :, :, :, np.newaxis]
         return np.repeat(ordered, frames, axis=5).reshape(1, rows, columns, -1)

@@ -40,7 +40,7 @@ class TiledProcessor:
         root = Section(name, "", parse_object(data, name))
         for step in STEPS:
             if root.value.get(step, True) is not True:
-                raise UnsupportedModelError(f"{root.where(step)} is {root.value[step]!r}; only true is computed")
+                raise UnsupportedModelError(f"{root.where(step)} is {root.value[step]!r}; Capstan supports only true")
         factor, resampling = root.value.get("rescale_factor", 1 / 255), root.value.get("resample", 1)
         if type(factor) not in (int, float):
             raise root.error("rescale_factor", "a number")

@@ -114,12 +114,12 @@ class SoundProcessor(Sounds):
         steps = steps_of(config, name)
         if tuple(kind for kind, _ in steps) != STEPS:
             kinds = ", ".join(kind for kind, _ in steps)
-            raise UnsupportedModelError(f"{name}: its steps are {kinds}; the computed ones are {', '.join(STEPS)}")
+            raise UnsupportedModelError(f"{name}: its steps are {kinds}; Capstan computes {', '.join(STEPS)}")
         for kind, fields in steps:
             for field, value in KNOWN[kind].items():
                 if fields.get(field, value) != value:
                     raise UnsupportedModelError(
-                        f"{name}: {kind}.{field} is {fields[field]!r}; only {value} is computed"
+                        f"{name}: {kind}.{field} is {fields[field]!r}; Capstan supports only {value}"
                     )
         transform, mel = steps[1][1], steps[2][1]
         size, hop, frame = (positive(transform, key, f"{name}: STFTNorm") for key in SIZES["STFTNorm"])
@@ -138,7 +138,7 @@ class SoundProcessor(Sounds):
         kind, rate = config["feature_extractor_type"], config.get("sampling_rate", RATE)
         if kind != EXTRACTOR or rate != RATE:
             raise UnsupportedModelError(
-                f"{name}: {clipped(kind)} of {rate} samples a second; only {EXTRACTOR} of {RATE} is computed"
+                f"{name} is a {clipped(kind)} of {rate} samples a second; Capstan supports only {EXTRACTOR} of {RATE}"
             )
         size, hop, bands = (positive(config, key, name) for key in ("n_fft", "hop_length", "feature_size"))
         return cls(size, hop, bands, positive(config, "chunk_length", name, LONGEST_SECONDS), hann(size), True)
@@ -236,7 +236,9 @@ def window_of(fields: Mapping[str, Any], size: int, name: str) -> Array:
     given = fields.get("hann_win")
     if given is None:
         if fields.get("win_fn", "hann") != "hann":
-            raise UnsupportedModelError(f"{name}: STFTNorm.win_fn is {fields['win_fn']!r}; only 'hann' is computed")
+            raise UnsupportedModelError(
+                f"{name}: STFTNorm.win_fn is {fields['win_fn']!r}; Capstan supports only 'hann'"
+            )
         return hann(size)
     if not isinstance(given, list) or len(given) != size or not all(isinstance(each, int | float) for each in given):
         raise ConfigError(f"{name}: STFTNorm.hann_win: expected {size} numbers; copy the file again")

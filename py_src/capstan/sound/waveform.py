@@ -71,5 +71,5 @@ def sounds_of(data: str | bytes, name: str) -> SoundProcessor | Waveforms:
         return SoundProcessor.of_config(data, name)
     for key, value in EXPECTED.items():
         if config.get(key, value) != value:
-            raise UnsupportedModelError(f"{name}: {key} is {clipped(config[key])}; only {value} is computed")
+            raise UnsupportedModelError(f"{name}: {key} is {clipped(config[key])}; Capstan supports only {value}")
     return Waveforms()

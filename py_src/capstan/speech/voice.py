@@ -132,7 +132,7 @@ class Voice:
         language = language_of(voice)
         if language not in ("en-US", "en-GB"):
             raise OptionError(
-                f"voice {voice!r} speaks {language or 'a language that its name does not tell'}; phonemes are made "
+                f"voice {voice!r} speaks {language or 'an unknown language'}; phonemes are made "
                 "only for English: give a function `phonemize`, or phonemes"
             )
         return await self._model.host.phonemize(text, language)

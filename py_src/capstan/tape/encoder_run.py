@@ -61,7 +61,7 @@ def encoder_step(found: EncoderLayers, buffers: Mapping[str, int], rows: int, li
         width, heads = layer.q.n, layer.q.n // layer.head if layer.head else 0
         attention = PrefillAttention(rows, heads, heads, layer.head, rows, layer.scale, 0, whole=True)
         if heads * layer.head != width or not fits_prefill_attention(attention, limits):
-            raise TapeError(f"no kernel fits attention of heads of {layer.head} of {width}")
+            raise TapeError(f"no kernel fits attention with heads of {layer.head} elements in rows of {width}")
         normed = made(norm(layer.before, layer.q.k), x)
         parts = [made(product(part), normed) for part in (layer.q, layer.k, layer.v)]
         middle = made(product(layer.out), made(attention, *parts), x)

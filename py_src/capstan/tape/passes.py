@@ -65,7 +65,7 @@ def check_replayable(recording: Recording) -> None:
         before = written.setdefault(op.buffer, [])
         if not all(_agree(op, other) for other in before):
             raise TapeError(
-                f"buffer {op.buffer} is uploaded twice in one step with different contents; it cannot be replayed"
+                f"buffer {op.buffer} is uploaded twice in one step with different contents; the step cannot be replayed"
             )
         before.append(op)
     uploaded = written.keys()

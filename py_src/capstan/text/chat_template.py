@@ -204,7 +204,9 @@ class _Environment(ImmutableSandboxedEnvironment):
         if operator in ("*", "**") and isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
             if bits > MOST_DIGITS * 10 // 3:
-                raise ValueError(f"a number of {bits} bits; at most {MOST_DIGITS} digits are computed: make it smaller")
+                raise ValueError(
+                    f"it computes a number of {bits} bits; at most {MOST_DIGITS} digits are allowed: make it smaller"
+                )
         elif operator == "*":
             times, one = (left, right) if isinstance(left, int) else (right, left)
             if isinstance(times, int):
@@ -270,7 +272,9 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def _grow(self, amount: int) -> None:
         if amount > MOST_GROWN:
-            raise ValueError(f"a value of {amount} characters; at most {MOST_GROWN} are made at once: make it shorter")
+            raise ValueError(
+                f"it makes a value of {amount} characters; at most {MOST_GROWN} are allowed: make it shorter"
+            )
 
     def _charge(self, amount: int) -> None:
         self._left -= amount

@@ -273,7 +273,7 @@ class Walks:
             for following in self._steps(waiting.pop(), within):
                 self._visits += 1
                 if self._visits > MOST_VISITS:
-                    raise UnreadError(f"it has more than {MOST_VISITS} walks")
+                    raise UnreadError(f"its check takes more than {MOST_VISITS} steps")
                 if following not in found:
                     found.add(following)
                     waiting.append(following)

@@ -112,7 +112,7 @@ def bare(part: Any, where: str, pictures: list[Any]) -> Any:
         return part
     others = [name for name in part if name not in ("type", kind)]
     if part.get(kind) is None or others:
-        raise OptionError(f"{where} has {', '.join(part)}; a picture's part has its type and {kind}")
+        raise OptionError(f"{where} has {', '.join(part)}; a picture's part has only type and {kind}")
     pictures.append(part[kind] if kind == "image" else data_of(part[kind], f"{where}.image_url"))
     return {"type": "image"}
 

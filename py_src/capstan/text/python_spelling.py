@@ -72,7 +72,7 @@ class PythonSpelling:
     def _set(self, opening: str, tokens: Iterator[re.Match[str]], depth: int) -> str:
         """A set after its opening; a private character for one in another set, or an intersection."""
         if depth > MOST_WITHIN:
-            raise UnreadError(f"more than {MOST_WITHIN} nested sets")
+            raise UnreadError(f"it nests more than {MOST_WITHIN} sets")
         parts = ["\\]" if opening.endswith("]") else ""]
         negated = "^" in opening
         for found in tokens:
@@ -87,7 +87,7 @@ class PythonSpelling:
                 return self._private(InnerSet(negated, [list(parser.parse(f"[{part}]")) for part in parts]))
             else:
                 return f"[{'^' * negated}{parts[0]}]"
-        raise UnreadError("a set without an end")
+        raise UnreadError("a set has no end")
 
     def _private(self, meaning: str | InnerSet) -> str:
         self.meanings.append(meaning)

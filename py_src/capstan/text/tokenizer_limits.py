@@ -52,8 +52,9 @@ class TextLimits:
             run = len(text) if changed is None else max(longest_run(each, reads) for each in (text, changed))
             if run > LONGEST_RUN:
                 raise OptionError(
-                    f"text: it has a run of {run} characters that tokenizer.json reads again from each of them, by "
-                    f"{path}, {clipped(expression)}; such a run may have at most {LONGEST_RUN}: give the text in parts"
+                    f"text: it has a run of {run} characters, which {path} of tokenizer.json reads again from each "
+                    f"character ({clipped(expression)}); such a run may have at most {LONGEST_RUN}: give the text in "
+                    "parts"
                 )
 
 
@@ -164,8 +165,8 @@ def require_ids(content: Mapping[str, Any]) -> None:
         found = known.setdefault(text, max(last + 1, size))
         if found != id_:
             raise ConfigError(
-                f"tokenizer.json: added_tokens: {clipped(text)} has the id {id_}, but its place gives {found}, which "
-                "Rust's tokenizers takes: give ids without gaps after the vocabulary's, or copy the file again"
+                f"tokenizer.json: added_tokens: {clipped(text)} has the id {id_}, but its place gives {found}, the id "
+                "in Rust's tokenizers: give ids without gaps after the vocabulary's, or copy the file again"
             )
         last = max(last, found)
 

@@ -89,8 +89,8 @@ class WeightFile:
             size = source.identity.size
             if size is not None and size != manifest.size:
                 raise ModelFileError(
-                    f"{source.identity.name}: {size} bytes; {name} was written for {manifest.size}; copy the file "
-                    "again, or write its shards again with build.py models shards"
+                    f"{source.identity.name} has {size} bytes, but {name} was written for {manifest.size}; copy the "
+                    "file again, or write its shards again with build.py models shards"
                 )
             with suppress(StorageError):
                 record = await store.find_content(manifest.content) if store else None

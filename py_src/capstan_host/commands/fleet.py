@@ -83,7 +83,9 @@ def check(args: argparse.Namespace) -> None:
             option = name.replace("_", "-")
             raise CommandError(f"--{option} is {value}, but must be at least 1: give a larger number or leave it out")
     if args.scheduler and args.workers is not None:
-        raise CommandError("--scheduler and --workers were both given: a cluster has the workers that it has")
+        raise CommandError(
+            "--scheduler and --workers were both given: leave --workers out, since a cluster has its own workers"
+        )
     if not Path(args.prompts).is_file():
         raise CommandError(f"{args.prompts} is no file: give a file of JSON lines")
     args.search = read_search(args)

@@ -298,7 +298,7 @@ def read_guidance(args: argparse.Namespace) -> dict[str, Any]:
         except OptionError as error:
             raise CommandError(f"{name}: {error}") from None
         if (args.run_ahead or 1) > 1:
-            raise CommandError(f"--run-ahead and {name} contradict each other: under a grammar nothing runs ahead")
+            raise CommandError(f"--run-ahead and {name} contradict each other: no step runs ahead under a grammar")
         return {"guidance": {"type": kind, "data": data}}
     return {}
 

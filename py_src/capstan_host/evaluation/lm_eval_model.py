@@ -85,7 +85,7 @@ class CapstanLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
             mine = ", ".join(rows(CacheOptions))
             known = f"model, site, browsers, scheduler, timeout, hub, revision, {mine}, max_length"
             raise OptionError(
-                f"{', '.join(unknown)}: no such argument of the model capstan; there are {known}, max_gen_toks"
+                f"{', '.join(unknown)}: the model capstan has no such argument; its arguments are {known}, max_gen_toks"
             )
         require_options(CacheOptions, options)
         if model is None:
@@ -126,7 +126,9 @@ class CapstanLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         context = self._about["context_length"]
         self.max_length = min(context, MOST_TOKENS) if max_length is None else max_length
         if type(self.max_length) is not int or not 2 <= self.max_length <= context:
-            raise OptionError(f"max_length is {max_length!r}; take 2 to the model's context_length {context}")
+            raise OptionError(
+                f"max_length is {max_length!r}; it must be from 2 to the model's context_length {context}"
+            )
         self._begins = self.tok_encode("a")[:1] == [self.eot_token_id]
 
     def close(self) -> None:

@@ -163,7 +163,7 @@ async def script(job: dict[str, Any], place: Any) -> Callable[[Any], Any]:
         if made is not None:
             await made
         if not callable(names.get("run")):
-            raise OptionError(f"{job['filename']} defines no function run(item)")
+            raise OptionError(f"{job['filename']} defines no function run(item): define one")
         kept.scripts[source] = names["run"]
     found: Callable[[Any], Any] = kept.scripts[source]
     return found

@@ -173,7 +173,7 @@ def prompt_input(index: int, item: Any) -> dict[str, Any]:
     if not isinstance(value, kinds[name]) or not value:
         raise PromptError(f"item {index}: {name} is {clipped(value)}; give a {kinds[name].__name__} that is not empty")
     if name == "prompt_ids" and not all(type(each) is int and each >= 0 for each in value):
-        raise PromptError(f"item {index}: prompt_ids has another value than numbers from 0")
+        raise PromptError(f"item {index}: prompt_ids has a value that is not a whole number from 0")
     if name == "messages":
         read_messages(f"item {index}: messages", value)
     return {name: value}

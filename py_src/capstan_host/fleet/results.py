@@ -33,7 +33,9 @@ class ResultFile:
         try:
             self.path = Path(path).resolve()
             if self.path.exists() and not stat.S_ISREG(self.path.stat().st_mode):
-                raise ResultFileError(f"{path} keeps no lines, being a folder, a device or a pipe: give another file")
+                raise ResultFileError(
+                    f"{path} is a folder, a device or a pipe, which keeps no lines: give another file"
+                )
             self._lock = FileLock(self.path.with_name(f"{self.path.name}.lock"))
             try:
                 if self.path.exists():
@@ -69,7 +71,7 @@ class ResultFile:
             self._file.truncate(start)
             raise ResultFileError(
                 f"{self.path}: {error.strerror} after {start} bytes, {len(data)} more were to be written: make room "
-                "and run it again, which goes on from there"
+                "and run it again: it continues from there"
             ) from error
         self._replaced |= any(item.id in self.finished for item in items)
 

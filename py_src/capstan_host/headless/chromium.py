@@ -111,7 +111,7 @@ class Launches:
             self.adapter = adapter
             yield adapter, ["--headless=new", *flags(adapter)]
         raise BrowserError(
-            f"the adapter is to be hardware, but {self.reason}: ask for auto or software (CAPSTAN_ADAPTER)",
+            f"a hardware adapter was requested, but {self.reason}: set CAPSTAN_ADAPTER to auto or software",
             detail=self.failure.detail if self.failure else "",
         ) from self.failure
 

@@ -96,7 +96,7 @@ def run(folder: Path, actions: Sequence[Action], search: dict[str, Any]) -> Trac
                 trace.picked.append(int(generator.get_next_tokens()[0]))
                 pending = len(sequence()) > length
         else:
-            raise ValueError(f"{verb}: unknown action; there are append, generate, rewind and adapter")
+            raise ValueError(f"{verb} is an unknown action; the actions are append, generate, rewind and adapter")
     trace.sequence = sequence()
     trace.done = bool(generator.is_done())
     return trace

@@ -285,7 +285,7 @@ class Pages:
         """A model in the page of a site folder, which all models of that site share. Raises OptionError."""
         unknown = sorted(options.keys() - set(MODEL_OPTIONS))
         if unknown:
-            raise OptionError(f"no option {', '.join(unknown)} of a model: there are {', '.join(MODEL_OPTIONS)}")
+            raise OptionError(f"a model has no option {', '.join(unknown)}; its options are {', '.join(MODEL_OPTIONS)}")
         folder = Path(folder).resolve()
         if not folder.exists():
             raise OptionError(f"there is no model {folder}: give a folder with a model, or a GGUF file")

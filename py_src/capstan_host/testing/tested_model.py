@@ -174,7 +174,7 @@ class TestedModel(ABC):
                 f"{title}; asked again it picked {again.ids}: its answers are not the same each time{texts}"
             )
         if len(again.log_probabilities) <= place:
-            raise MismatchError(f"{title}, which ends the answer; the page tells no margin of such a token{texts}")
+            raise MismatchError(f"{title}, which ends the answer; the page gives no margin for such a token{texts}")
         own, exact = margin(again.log_probabilities[place], page, other)
         theirs = oracle.margin(self, before, other, page)
         least = theirs is None and expected.margins is not None

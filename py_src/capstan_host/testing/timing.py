@@ -78,7 +78,7 @@ def compare(
     if rounds < FEWEST_ROUNDS:
         raise OptionError(f"rounds is {rounds}; an interval of {CONFIDENCE:.0%} needs {FEWEST_ROUNDS} or more")
     if not tolerance > 0:
-        raise OptionError(f"tolerance is {tolerance}; give the part above 0 by which a run may differ, such as 0.1")
+        raise OptionError(f"tolerance is {tolerance}; it must be above 0, such as 0.1 for differences of up to 10%")
     for _ in range(warm_up):
         _seconds(run)
         _seconds(baseline)

@@ -51,7 +51,7 @@ export function capstanModel(
   requireVersion(specification);
   const versions = { v2: asV2, v3: asV3, v4: (model: LanguageModelV4) => model };
   if (typeof llm?.chat?.completions?.create !== "function")
-    throw optionError("the model is none that Capstan.load gave; give what its promise resolves to");
+    throw optionError("the model is not one that Capstan.load gave; give what its promise resolves to");
   return versions[specification](latest(llm, modelId));
 }
 

@@ -30,7 +30,7 @@ export function capstanTranscription(
   if (typeof asr?.transcribe !== "function")
     throw new CapstanError({
       type: "OptionError",
-      message: "the model is none that Capstan.loadTranscriber gave; give what its promise resolves to",
+      message: "the model is not one that Capstan.loadTranscriber gave; give what its promise resolves to",
     });
   const model: TranscriptionModelV4 = {
     specificationVersion: "v4",

@@ -143,7 +143,7 @@ export async function requireAdapter(): Promise<GPUAdapter> {
   if (offered) {
     throw new EngineError(
       "DeviceLostError",
-      `the browser's GPU process ended and offers no adapter within ${COMING_BACK / 1000} s; reload the page or ` +
+      `the browser's GPU process ended and offered no adapter within ${COMING_BACK / 1000} s; reload the page or ` +
         "start the browser again, then load the model again; device='wasm' needs no GPU",
     );
   }

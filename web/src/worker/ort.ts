@@ -95,7 +95,7 @@ async function imported(assets: Assets, build: Build): Promise<typeof Ort> {
   if (found !== VERSION)
     throw new EngineError(
       "VersionError",
-      `${url} is of onnxruntime-web ${found}, and this version of Capstan works with ${VERSION}: take the files of that one`,
+      `${url} is of onnxruntime-web ${found}, but this version of Capstan needs ${VERSION}: take its files`,
     );
   // Imports of modules cannot be counted.
   for (const file of [module, `${runtime}.mjs`]) fetchedBytes.whole(at(file));

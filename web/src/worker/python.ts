@@ -179,7 +179,7 @@ const ZIP_END = 22;
 /** Throw unless a zip archive of this number of bytes is complete: the list of its files is at the end. */
 function requireWholeZip(url: string, size: number, end: Uint8Array): void {
   if (String.fromCharCode(...end.subarray(0, 4)) !== "PK\x05\x06")
-    throw new Error(`${url} did not come whole (${size} bytes)`);
+    throw new Error(`${url} is incomplete (${size} bytes)`);
 }
 
 /** The size of a zip archive in Python's file system, and its end. */

@@ -311,7 +311,7 @@ export function unpack(weight: UnpackedWeight, files: Files, made: ArrayBuffer):
     if (!change) new Uint8Array(made).set(from, begin);
     else if (change[0] === "angles") new Uint8Array(made).set(angleTable(change), begin);
     else if (change[0] !== "unpack" || change[2] !== "values" || change[9] || (change[10] && change[5] !== 32))
-      throw new Error(`${change.join()} on the CPU`);
+      throw new Error(`the CPU cannot rearrange weights by ${change.join()}; use device='webgpu'`);
     else {
       const [, type, , rows, columns, bits, , halves, , , between] = change;
       const apart = columns + between / 4;

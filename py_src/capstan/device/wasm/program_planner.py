@@ -127,7 +127,7 @@ class Planner:
             self._node(node)
         logits = self._values.get(about.logits)
         if not isinstance(logits, Value) or not logits.kept:
-            raise UnknownGraphError("the logits are not a product")
+            raise UnknownGraphError("the logits are not the result of a product")
         program = self._memory.hold(FLOAT * len(self._words))
         score_bytes = aligned(FLOAT * max(self._context, LARGEST_HEAD))
         scores = self._memory.hold(score_bytes * self._threads)
@@ -195,7 +195,9 @@ class Planner:
         parts, sizes = self._parts(node, 0), self._integers(node, 1)
         places = apart(parts, sizes) if attribute(node, "axis", 0) in (-1, 2) else None
         if places is None or sum(sizes) != sum(part.width for part in parts):
-            raise UnknownGraphError(f"a Split is not of the last axis, or between values ({node.name})")
+            raise UnknownGraphError(
+                f"a Split is not along the last axis, or its parts do not fit its input ({node.name})"
+            )
         for name, (address, _), size in zip(node.output, places, sizes, strict=True):
             x = next(part for part in parts if 0 <= address - part.address < FLOAT * part.width)
             self._view(name, x, (address - x.address) // FLOAT, size)
@@ -292,7 +294,7 @@ class Planner:
 
     def gelu(self, node: NodeProto) -> None:
         if next((item.s for item in node.attribute if item.name == "approximate"), b"") != b"tanh":
-            raise UnknownGraphError(f"a Gelu is not the one by tanh ({node.name})")
+            raise UnknownGraphError(f"a Gelu is not approximated by tanh ({node.name})")
         self._activate(node, whole=True, gelu=True)
 
     def multiply(self, node: NodeProto) -> None:

@@ -263,7 +263,7 @@ class WebGpuDecoder(SampledRows, SampledRow):
             numbers = self._engine.burst(self._step.tape, self._sampler.handle, picks, sample_first, first, cursor)
         else:
             if picks != 1:
-                raise ValueError(f"{picks} picks in a burst without a tape; 1 is the most")
+                raise ValueError(f"a burst of {picks} picks was requested; without a tape it has 1 at most")
             self._eager_picks -= 1
             numbers = self._eager_burst(sample_first, first, cursor)
         return read_burst(numbers)
@@ -279,7 +279,7 @@ class WebGpuDecoder(SampledRows, SampledRow):
         runs = self.runs
         self._require_open()
         if drafts is not None:
-            raise ValueError("drafts are found on the device")
+            raise ValueError("drafts were given, but this device finds drafts itself: give None")
         most = steps * self._drafted.positions
         self.buffers.make_room(runs.length - 1, most + 1)
         burst = self._drafted.submit(steps, runs.length, runs.cursor)
@@ -301,7 +301,7 @@ class WebGpuDecoder(SampledRows, SampledRow):
         sliding = self.buffers.sliding
         if self.buffers.base and sliding is not None and found.past in sliding.sliding.pasts:
             raise OptionError(
-                f"{name} is a cache over a window and holds only the positions from {self.buffers.base} on; sequences "
+                f"{name} is the cache of a sliding window, which now begins at position {self.buffers.base}; sequences "
                 f"of up to {sliding.room} tokens keep all positions"
             )
         span = self.buffers.carried_span(found, self.runs.held)

@@ -187,7 +187,7 @@ def require_capable(found: Capabilities, about: GraphDescription) -> bool:
     can replace."""
     reasons = dict(found.missing)
     if not found.staging:
-        raise DeviceUnavailableError(f"this adapter reads nothing back: {reasons['staging']}; use device='wasm'")
+        raise DeviceUnavailableError(f"this adapter cannot read results back: {reasons['staging']}; use device='wasm'")
     if about.needs_f16 and not found.f16:
         raise DeviceUnavailableError(
             f"the model computes in float16 and {reasons['f16']}; "

@@ -68,7 +68,7 @@ class SlidingWindow:
         if length == 0:
             self.rebase(0)
         if not self.holds(length):
-            raise ValueError(f"the caches hold positions from {self.base} on, not the window before {length}")
+            raise ValueError(f"the caches begin at position {self.base} and no longer hold the window before {length}")
         end = min(length + count, self.capacity)
         if end - self.base <= self.room:
             return

@@ -137,7 +137,9 @@ class WebGpuDevice(DeviceInterface):
     def copy_cpu_to_device(self, destination: DeviceSpan, data: Any) -> None:
         view = memoryview(data)
         if view.nbytes != destination.length:
-            raise BufferMismatchError(f"{view.nbytes} bytes for a span of {destination.length}; they must be equal")
+            raise BufferMismatchError(
+                f"{view.nbytes} bytes were given for a span of {destination.length} bytes; the two must be equal"
+            )
         handle = self._handle(destination)
         check_use("write", destination)
         # A write reaches the queue at once, ahead of the operations of an open batch.

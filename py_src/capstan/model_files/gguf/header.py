@@ -183,7 +183,7 @@ class Parser:
     def _count(self, what: str) -> int:
         count: int = self._number("Q")
         if count > MOST_COUNT:
-            raise ModelFileError(f"{self._name}: {count} {what}; at most {MOST_COUNT} are read; {COPY}")
+            raise ModelFileError(f"{self._name} has {count} {what}; at most {MOST_COUNT} are read; {COPY}")
         return count
 
     def _text(self, most: int) -> str:

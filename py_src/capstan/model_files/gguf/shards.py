@@ -36,8 +36,8 @@ def shard_names(name: str) -> tuple[str, ...]:
     number, count = int(match["number"]), int(match["count"])
     if not 1 <= number <= count <= MOST_SHARDS:
         raise ModelFileError(
-            f"{name}: shard {number} of {count}, expected a number from 1 to the count, and at most {MOST_SHARDS} "
-            "shards; correct the name, or join the shards with llama-gguf-split --merge"
+            f"{name} is named shard {number} of {count}, expected a number from 1 to the count, and at most "
+            f"{MOST_SHARDS} shards; correct the name, or join the shards with llama-gguf-split --merge"
         )
     front, end = match["front"], match["end"]
     return tuple(f"{front}-{each:05}-of-{match['count']}{end}" for each in range(1, count + 1))
@@ -57,11 +57,11 @@ def require_shard(file: GgufFile, number: int, count: int) -> None:
     if found != count:
         named = f"its name is that of one of {count}" if count > 1 else "its name is not a shard's"
         remedy = f"name it NAME-00001-of-{found:05}.gguf, as gguf-split does" if count == 1 else COPY
-        raise ModelFileError(f"{file.name}: one of {found} shards (metadata split.count), but {named}; {remedy}")
+        raise ModelFileError(f"{file.name} is one of {found} shards (metadata split.count), but {named}; {remedy}")
     place = file.integer("split.no", 0, least=0, most=MOST_COUNT)
     if place != number:
         raise ModelFileError(
-            f"{file.name}: shard {place + 1} of {count} (metadata split.no), but its name is that of shard "
+            f"{file.name} is shard {place + 1} of {count} (metadata split.no), but its name is that of shard "
             f"{number + 1}; {COPY}"
         )
 
@@ -80,8 +80,8 @@ def joined(files: Sequence[GgufFile]) -> GgufFile:
         stated = file.integer("split.tensors.count", most=MOST_COUNT)
         if stated != wanted:
             raise ModelFileError(
-                f"{file.name}: a shard of a model of {stated} tensors (metadata split.tensors.count), but {first.name} "
-                f"is one of a model of {wanted}; {COPY}"
+                f"{file.name} is a shard of a model of {stated} tensors (metadata split.tensors.count), but "
+                f"{first.name} is one of a model of {wanted}; {COPY}"
             )
         for name, tensor in file.tensors.items():
             if name in tensors:

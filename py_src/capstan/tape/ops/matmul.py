@@ -203,7 +203,7 @@ def tune_matmul(k: int, limits: WorkgroupLimits, *, shifted: bool = False) -> Ma
         if fits and k % (RUN * tuning.runs) == 0 and not (limits.software and tuning is not SMALL):
             return tuning
     raise TapeError(
-        f"no cut of the matrix product fits rows of {k} and workgroups of {limits.threads} threads with "
+        f"no tiling of the matrix product fits rows of {k} elements and workgroups of {limits.threads} threads with "
         f"{limits.memory} bytes of memory"
     )
 

@@ -77,7 +77,7 @@ function packParts(weight: CpuWeight, { file, parts }: UnpackedWeight, files: Fi
   const write = rowWriter(weight, memory);
   let first = 0;
   for (const [offset, length, , change] of parts) {
-    if (change?.[0] !== "unpack") throw new Error(`${String(change)} in a packed weight`);
+    if (change?.[0] !== "unpack") throw new Error(`a packed weight cannot have ${String(change)}`);
     const [, type, , rows, , , , halves] = change;
     const { bytes, elements, group, zero, minima, table, numbers, scales } = BLOCKS[type]!;
     const from = files.get(file)!.subarray(offset, offset + length);

@@ -62,11 +62,11 @@ export class FusedKernels {
         if (kind === "recorded") {
           const found = objects.buffers.get(id);
           if (!found)
-            throw new EngineError("TapeError", `a fused kernel names recorded buffer ${id}, which there is not`);
+            throw new EngineError("TapeError", `a fused kernel names recorded buffer ${id}, which does not exist`);
           return { buffer: found };
         }
         const found = scratch[id];
-        if (!found) throw new EngineError("TapeError", `a fused kernel names ${kind} buffer ${id}, which there is not`);
+        if (!found) throw new EngineError("TapeError", `a fused kernel names ${kind} buffer ${id}, which is missing`);
         if (kind === "scratch") return found;
         return { buffer: found.buffer, offset: found.offset + binding[2], size: binding[3] };
       };
@@ -121,7 +121,7 @@ export class FusedKernels {
   /** A scratch buffer by number. */
   scratchPart(number: number): BufferPart {
     const found = this.scratch[number];
-    if (!found) throw new EngineError("TapeError", `the tape names scratch buffer ${number}, which there is not`);
+    if (!found) throw new EngineError("TapeError", `the tape names scratch buffer ${number}, which does not exist`);
     return found;
   }
 

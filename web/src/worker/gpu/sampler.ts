@@ -136,7 +136,7 @@ export class Sampler {
     const { positions, logits, inputIds } = targets;
     if (program === null || !program.drafts || rows !== 1 || program.drafts !== positions - 1) {
       throw new RangeError(
-        `sampler: a step of ${positions} positions, of a program with ${program?.drafts ?? 0} drafts`,
+        `sampler: a step of ${positions} positions does not fit a program with ${program?.drafts ?? 0} drafts`,
       );
     }
     if (logits.size < positions * vocab * (logitsType === "float16" ? 2 : 4) || inputIds.size < 8 * positions) {
@@ -174,7 +174,7 @@ export class Sampler {
   setMemory(words: Uint32Array<ArrayBuffer>, row = 0): void {
     const { rowWords, targets } = this;
     if (rowWords === 0 || words.length % rowWords !== 0 || row * rowWords + words.length > targets.rows * rowWords) {
-      throw new RangeError(`sampler: ${words.length} words of memory from row ${row} on, of ${rowWords} a row`);
+      throw new RangeError(`sampler: ${words.length} words do not fit from row ${row}; a row has ${rowWords}`);
     }
     this.write(this.memory, words, (this.memoryTable + row * rowWords) * 4);
   }
@@ -184,7 +184,7 @@ export class Sampler {
     const size = Math.ceil(this.targets.vocab / 32);
     if (this.allowedAt === null || words.length !== size || row >= this.targets.rows) {
       throw new RangeError(
-        `sampler: ${words.length} words of a mask for row ${row}, of ${this.allowedAt === null ? 0 : size}`,
+        `sampler: the mask for row ${row} has ${words.length} words; it needs ${this.allowedAt === null ? 0 : size}`,
       );
     }
     this.write(this.memory, words, (this.memoryTable + row * this.rowWords + this.allowedAt) * 4);
@@ -194,7 +194,7 @@ export class Sampler {
   setOwn(words: Uint32Array<ArrayBuffer>, row = 0): void {
     const { ownAt, rowWords, targets } = this;
     if (ownAt === null || ownAt + words.length > rowWords || row >= targets.rows) {
-      throw new RangeError(`sampler: ${words.length} words for a stage of row ${row}, which has ${rowWords} in all`);
+      throw new RangeError(`sampler: ${words.length} words of a stage do not fit row ${row}, which has ${rowWords}`);
     }
     this.write(this.memory, words, (this.memoryTable + row * rowWords + ownAt) * 4);
   }

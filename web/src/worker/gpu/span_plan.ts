@@ -120,7 +120,7 @@ export function planSteps(steps: SpanStep[], limits: PlanLimits): SpanPlan {
         planner.positions(step);
         break;
       default:
-        throw new RangeError(`span step ${String((step as unknown[])[0])}; there is no such step`);
+        throw new RangeError(`there is no span step ${String((step as unknown[])[0])}`);
     }
   }
   return planner;
@@ -128,10 +128,10 @@ export function planSteps(steps: SpanStep[], limits: PlanLimits): SpanPlan {
 
 function operand(buffer: GPUBuffer, offset: number, bytes: number): Operand {
   if (!Number.isSafeInteger(offset) || !Number.isSafeInteger(bytes) || Math.min(offset, bytes) < 0)
-    throw new RangeError(`span step: ${bytes} bytes at ${offset}; both must be integers from 0`);
+    throw new RangeError(`span step: it has ${bytes} bytes at ${offset}; both must be integers from 0`);
   if (offset + bytes > buffer.size)
     throw new RangeError(
-      `span step: bytes ${offset} to ${offset + bytes} of ${buffer.label}, which has ${buffer.size}`,
+      `span step: bytes ${offset} to ${offset + bytes} are not in ${buffer.label}, which has ${buffer.size}`,
     );
   return { buffer, offset, bytes };
 }
@@ -145,7 +145,7 @@ function aligned(...values: number[]): boolean {
 }
 
 function known<K extends string, V>(table: Record<K, V>, key: K): V {
-  if (!Object.hasOwn(table, key)) throw new RangeError(`span step: type ${key}; one of ${Object.keys(table).join()}`);
+  if (!Object.hasOwn(table, key)) throw new RangeError(`span step: type ${key} is not ${Object.keys(table).join()}`);
   return table[key];
 }
 
@@ -225,7 +225,7 @@ class Planner implements SpanPlan {
     old.forEach((before, row) => {
       const after = new_[row]!;
       if (!(Math.max(before, after) <= capacity && Math.min(before, after) >= 0))
-        throw new RangeError(`span step: a mask row from ${before} to ${after}; it holds ${capacity}`);
+        throw new RangeError(`span step: a mask row changes from ${before} to ${after}; it holds ${capacity}`);
       const end = Math.max(before, after);
       for (let from = Math.min(before, after); from < end; from += most)
         changes.push({ at: row * capacity + from, count: Math.min(most, end - from), value: after > before ? 1 : 0 });
@@ -258,7 +258,7 @@ class Planner implements SpanPlan {
     if (count === 0) return;
     const write = (at: number, rows: number[], columns: number): void => {
       const words = rows.flatMap((start) => {
-        if (!Number.isSafeInteger(start)) throw new RangeError(`span step: positions from ${start}; not exact`);
+        if (!Number.isSafeInteger(start)) throw new RangeError(`span step: position ${start} is not exact`);
         return [start, Math.floor(start / 2 ** 32)];
       });
       this.dispatch("positions", part(all, at * size, rows.length * columns * size), undefined, [size, columns], words);

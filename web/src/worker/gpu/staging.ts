@@ -156,8 +156,8 @@ export class Staging {
     const { label } = this.watched.info(buffer);
     throw new EngineError(
       "MemoryTypeError",
-      `buffer '${label}' is WebGPU_Staging memory that is mapped, as it is being read, expected WebGPU_Staging that ` +
-        "nobody reads, or WebGPU_Buffer; wait for that read before it is used again",
+      `buffer '${label}' is WebGPU_Staging memory that is mapped, as it is being read, expected WebGPU_Buffer, or ` +
+        "WebGPU_Staging that is not being read; wait for the read before you use the buffer again",
     );
   }
 

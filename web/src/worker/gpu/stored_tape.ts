@@ -268,7 +268,7 @@ export async function restoredObjects(
         layout,
         entries: entries.map(([binding, buffer, offset, size]) => {
           const bound = objects.buffers.get(buffer);
-          if (!bound) throw new EngineError("TapeError", `the stored tape names buffer ${buffer}, which nobody gave`);
+          if (!bound) throw new EngineError("TapeError", `the stored tape names buffer ${buffer}, which was not given`);
           return { binding, resource: { buffer: bound, offset, size } };
         }),
       });

@@ -107,7 +107,7 @@ export async function stepTime(
     const times = await stamps.submit(step);
     const span = times[times.length - 1]!;
     if (!(span > 0))
-      throw new EngineError("DeviceUnavailableError", `this adapter's timestamps say ${span} ms for ${steps} steps`);
+      throw new EngineError("DeviceUnavailableError", `this adapter's timestamps give ${span} ms for ${steps} steps`);
     return span / steps;
   } finally {
     stamps.destroy();

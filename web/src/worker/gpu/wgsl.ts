@@ -168,7 +168,8 @@ function repeated(text: string, numbers: Readonly<Record<string, number>>, unrol
         return kept;
       } else {
         const count = /^\d+$/.test(name!) ? Number(name) : numbers[name!];
-        if (count === undefined) throw new EngineError("TapeError", `a kernel repeats lines ${name} times; how many?`);
+        if (count === undefined)
+          throw new EngineError("TapeError", `a kernel repeats lines ${name} times, which is unknown`);
         at++;
         const body = block(true);
         if (unrolled) for (let i = 0; i < count; i++) kept.push(`{ const ${index} = ${i}u;`, ...body, "}");

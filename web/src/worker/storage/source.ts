@@ -330,7 +330,8 @@ export class HttpSource {
     const chunk = new Chunk(DISCARDED_BYTES);
     for (let left = count; left > 0;) {
       const found = await reader.fill(chunk, Math.min(left, DISCARDED_BYTES));
-      if (found === 0) throw new EngineError("BrokenDownloadError", `the server sent ${count - left} bytes`);
+      if (found === 0)
+        throw new EngineError("BrokenDownloadError", `the server sent ${count - left} of ${count} bytes`);
       left -= found;
     }
   }

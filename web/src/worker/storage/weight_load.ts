@@ -108,7 +108,7 @@ export class WeightLoad {
     try {
       let { at } = outcome;
       while (at < plan.end && !outcome.problem) {
-        if (target.closed) throw new EngineError("ClosedError", "the load was given up");
+        if (target.closed) throw new EngineError("ClosedError", "the load was cancelled");
         // Single requests follow one another.
         if (plan.alone) await before;
         if (outcome.problem) break;

@@ -20,7 +20,7 @@ export function reportedSize(name: string, size: unknown): number {
   const told = JSON.stringify(size).slice(0, 40);
   throw new EngineError(
     "ModelFileError",
-    `${name}: its server tells a size of ${told}, which must be a whole number of bytes up to ${LARGEST_FILE}; ` +
+    `${name}: its server reports a size of ${told}, which must be a whole number of bytes up to ${LARGEST_FILE}; ` +
       "check the address, or take another server",
   );
 }

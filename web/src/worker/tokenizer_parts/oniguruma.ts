@@ -32,7 +32,7 @@ class Rewriter {
       const atom = this.atom(folded);
       letters = folded && this.at === start + 1 ? letters + this.source[start]! : "";
       if (LIGATURES.test(letters))
-        throw new SyntaxError(`${letters} in a group without case, which also matches a ligature, at index ${start}`);
+        throw new SyntaxError(`${letters}, also a ligature, cannot be in a group without case, at index ${start}`);
       made += this.repeated(atom);
     }
     return made;
@@ -58,20 +58,20 @@ class Rewriter {
     if (character === "(") return this.group(folded);
     const token = this.take(ATOM);
     if (!folded || token.length > 1) {
-      if (folded && /^\\[pP]/.test(token)) throw new SyntaxError(`${token} in a group without case`);
+      if (folded && /^\\[pP]/.test(token)) throw new SyntaxError(`${token} cannot be in a group without case`);
       return token;
     }
     if (/s/i.test(token)) return "[sSſ]";
     if (/k/i.test(token)) return "[kK\u212a]";
     if (token > "\x7f" && token.toLowerCase() !== token.toUpperCase())
-      throw new SyntaxError(`${token} in a group without case`);
+      throw new SyntaxError(`${token} cannot be in a group without case`);
     return token;
   }
 
   private group(folded: boolean): string {
     const opening = this.take(OPENING);
     const flags = /^\(\?([a-z]*-?[a-z]*):$/.exec(opening)?.[1] ?? "";
-    if (flags !== "" && flags !== "i") throw new SyntaxError(`A group with the flags ${flags}`);
+    if (flags !== "" && flags !== "i") throw new SyntaxError(`a group has the unsupported flags ${flags}`);
     const content = this.alternatives(folded || flags === "i");
     if (this.source[this.at] !== ")") throw new SyntaxError("Unterminated group");
     this.at += 1;
@@ -93,7 +93,7 @@ class Rewriter {
     } while (depth > 0);
     const set = this.source.slice(start, this.at);
     if (!folded) return set;
-    if (/[^\x20-\x7e]|\\[pP]|\[\^|^.+[[&]/.test(set)) throw new SyntaxError(`${set} in a group without case`);
+    if (/[^\x20-\x7e]|\\[pP]|\[\^|^.+[[&]/.test(set)) throw new SyntaxError(`${set} cannot be in a group without case`);
     const holds = new RegExp(set, "i");
     return set.slice(0, -1) + (holds.test("s") ? "ſ" : "") + (holds.test("k") ? "\u212a" : "") + "]";
   }

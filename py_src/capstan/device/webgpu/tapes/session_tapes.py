@@ -153,7 +153,7 @@ def require_no_readback(recording: Recording, ops: Sequence[Command]) -> None:
     """Raise TapeError if the run reads a tensor on the host: a replay would not see its new value."""
     staged = [op for op in ops if isinstance(op, Copy) and op.target in recording.mappable]
     if staged:
-        raise TapeError(f"the run reads {len(staged)} tensors back to the CPU; a replay cannot")
+        raise TapeError(f"the run reads {len(staged)} tensors back to the CPU, which a replay cannot do")
 
 
 def difference(dtype: str, wanted: bytes, got: bytes) -> str | None:
