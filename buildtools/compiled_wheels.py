@@ -1,7 +1,6 @@
 """Runs in Pyodide, not here (buildtools/snapshot.mjs): wheels with the bytecode of their modules.
 
-Importing from those leaves no compiler's garbage in the memory that becomes the snapshot: a quarter of its size. A
-module that a page imports later takes half the time without sources to compile.
+Importing from those leaves no compiler's garbage in the memory that becomes the snapshot: a quarter of its size.
 """
 
 from __future__ import annotations
@@ -15,21 +14,19 @@ from pathlib import Path
 __all__ = ["add_bytecode", "name_sources"]
 
 
-def add_bytecode(wheel: str, sources: bool) -> None:
-    """Rewrite a wheel in place, with or without its `sources`. The bytecode is unchecked: it was made from them."""
+def add_bytecode(wheel: str) -> None:
+    """Add the bytecode of its modules to a wheel. The bytecode is unchecked: it was made from them."""
     with zipfile.ZipFile(wheel) as archive:
         files = {name: archive.read(name) for name in archive.namelist()}
     made = Path(wheel + ".new")
-    with zipfile.ZipFile(made, "w", zipfile.ZIP_STORED if sources else zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_STORED) as archive:
         for name, content in files.items():
-            module = name.endswith(".py")
-            if sources or not module:
-                archive.writestr(zipfile.ZipInfo(name), content, archive.compression)
-            if module:
+            archive.writestr(zipfile.ZipInfo(name), content)
+            if name.endswith(".py"):
                 code = compile(content, f"{wheel}/{name}", "exec", dont_inherit=True)
                 to_bytecode = _bootstrap_external._code_to_hash_pyc  # type: ignore[attr-defined]
                 bytecode = to_bytecode(code, importlib.util.source_hash(content), checked=False)
-                archive.writestr(zipfile.ZipInfo(name + "c"), bytecode, archive.compression)
+                archive.writestr(zipfile.ZipInfo(name + "c"), bytecode)
     made.replace(wheel)
 
 

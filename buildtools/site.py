@@ -110,12 +110,10 @@ def copy_python(headers: Sequence[Header]) -> list[Path]:
     target = SITE / "capstan"
     known, ready = make_ready(headers, target)
     (target / "wheels").mkdir(parents=True, exist_ok=True)
-    wheels = [Path(shutil.copy(wheel, target / "wheels")) for wheel in page_wheels()]
-    templates = template_wheels()
-    snapshot = make_snapshot(wheels, [*templates.values()])
+    wheels = [Path(shutil.copy(wheel, target / "wheels")) for wheel in (*page_wheels(), *template_wheels())]
+    snapshot = make_snapshot(wheels)
     copied = Path(shutil.copy(snapshot.path, target))
-    later = {each.module: each.path() for each in CARRIED} | dict(zip(templates, snapshot.later, strict=True))
-    later[DETECTOR.module] = detector_wheel()
+    later = {each.module: each.path() for each in CARRIED} | {DETECTOR.module: detector_wheel()}
     vendored = {name: Path(shutil.copy(wheel, target / "wheels")) for name, wheel in later.items()}
     index = {
         "folder": WHEELS_FOLDER,

@@ -1,11 +1,10 @@
 // node snapshot.mjs REQUEST: boots Pyodide, imports what a page needs and writes the interpreter's memory to a file.
 //
-// REQUEST is JSON: {pyodide, wheels, later, folder, compile, modules, start, host, target}; the wheels for `later` are compiled,
-// and put beside the target. Written to stdout, as JSON: the size of
-// the memory without the zeros at its end, and the size of the heap which it fills.
+// REQUEST is JSON: {pyodide, wheels, folder, compile, modules, start, host, target}. Written to stdout, as JSON: the size
+// of the memory without the zeros at its end, and the size of the heap which it fills.
 
 import { readFileSync, writeFileSync } from "node:fs";
-import { basename, dirname, join } from "node:path";
+import { basename } from "node:path";
 import { pathToFileURL } from "node:url";
 
 // A thrown error of Pyodide's would print a line of its source, which is a megabyte long.
@@ -38,8 +37,8 @@ async function start(contents, options) {
 
 const read = (paths) =>
   new Map(paths.map((path) => [request.folder + basename(path), new Uint8Array(readFileSync(path))]));
-const [wheels, later] = [read(request.wheels), read(request.later)];
-const compiler = await start([...wheels, ...later], {});
+const wheels = read(request.wheels);
+const compiler = await start(wheels, {});
 const source = readFileSync(request.compile, "utf8");
 const inPython = (pyodide) => {
   const names = pyodide.toPy({});
@@ -47,12 +46,11 @@ const inPython = (pyodide) => {
   return { addBytecode: names.get("add_bytecode"), nameSources: names.get("name_sources") };
 };
 const { addBytecode } = inPython(compiler);
-const compiledAt = (path, sources) => {
-  addBytecode(path, sources);
+const compiledAt = (path) => {
+  addBytecode(path);
   return compiler.FS.readFile(path);
 };
-const compiled = new Map([...wheels.keys()].map((path) => [path, compiledAt(path, true)]));
-for (const path of later.keys()) writeFileSync(join(dirname(request.target), basename(path)), compiledAt(path, false));
+const compiled = new Map([...wheels.keys()].map((path) => [path, compiledAt(path)]));
 
 const pyodide = await start(compiled, { _makeSnapshot: true });
 const sys = pyodide.pyimport("sys");

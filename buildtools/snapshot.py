@@ -27,7 +27,7 @@ HOST = "_capstan_host"
 """The module that the worker makes (web/src/worker/host.ts): the only JavaScript object that Capstan holds when
 imported."""
 START = "capstan._js.start"
-MODULES = ("capstan.page.request_handler", START, "capstan.onnxruntime", "pyodide.code")
+MODULES = ("capstan.page.request_handler", START, "capstan.onnxruntime", "capstan.text.chat_template", "pyodide.code")
 SNAPSHOTS = CACHE / "snapshots"
 
 
@@ -40,8 +40,6 @@ class Snapshot:
     """Its size unpacked."""
     heap: int
     """The size of the WebAssembly memory it belongs into: what is not in the file is zero."""
-    later: tuple[Path, ...] = ()
-    """Wheels of bytecode, for modules that a page imports when it needs them."""
 
 
 def snapshot_tools() -> list[Path]:
@@ -49,14 +47,13 @@ def snapshot_tools() -> list[Path]:
     return [SCRIPT, COMPILE, Path(__file__), *(PYODIDE / name for name in ("package.json", "pyodide.asm.wasm"))]
 
 
-def make_snapshot(wheels: Sequence[Path], later: Sequence[Path] = ()) -> Snapshot:
+def make_snapshot(wheels: Sequence[Path]) -> Snapshot:
     """The snapshot with these wheels imported: the one made last time if nothing has changed, wheels and Node included.
-    Those for `later` are compiled by the same interpreter.
 
     Only the last one is kept.
     """
     digest = hashlib.sha256(run_tool(["node", "--version"], "install Node").encode())
-    for path in [*wheels, *later, *snapshot_tools()]:
+    for path in [*wheels, *snapshot_tools()]:
         digest.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
     folder = SNAPSHOTS / digest.hexdigest()[:16]
     about = folder / "about.json"
@@ -65,22 +62,21 @@ def make_snapshot(wheels: Sequence[Path], later: Sequence[Path] = ()) -> Snapsho
         shutil.rmtree(SNAPSHOTS, ignore_errors=True)
         folder.mkdir(parents=True)
         raw = folder / "python.raw"
-        found = json.loads(run_node(wheels, raw, later))
+        found = json.loads(run_node(wheels, raw))
         packed = gzip.compress(raw.read_bytes(), compresslevel=6, mtime=0)
         raw.unlink()
         path = folder / f"python-{hashlib.sha256(packed).hexdigest()[:16]}.snapshot"
         path.write_bytes(packed)
         about.write_text(json.dumps({"name": path.name, **found}))
     kept = json.loads(about.read_text())
-    return Snapshot(folder / kept["name"], kept["bytes"], kept["heap"], tuple(folder / path.name for path in later))
+    return Snapshot(folder / kept["name"], kept["bytes"], kept["heap"])
 
 
-def run_node(wheels: Sequence[Path], target: Path, later: Sequence[Path] = ()) -> str:
-    """Write the raw memory to `target`, and the wheels for later beside it; the report of snapshot.mjs, as JSON."""
+def run_node(wheels: Sequence[Path], target: Path) -> str:
+    """Write the raw memory to `target`; the report of snapshot.mjs, as JSON."""
     request = {
         "pyodide": str(PYODIDE),
         "wheels": [str(wheel) for wheel in wheels],
-        "later": [str(wheel) for wheel in later],
         "folder": WHEELS_FOLDER,
         "compile": str(COMPILE),
         "start": START,

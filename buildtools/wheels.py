@@ -60,15 +60,15 @@ def leave_out(wheel: Path, folders: tuple[str, ...]) -> None:
     smaller.replace(wheel)
 
 
-def template_wheels() -> dict[str, Path]:
-    """Wheels of what renders chat templates, by module: .venv's packages without compiled parts, of which MarkupSafe
+def template_wheels() -> list[Path]:
+    """Wheels of what renders chat templates: .venv's packages without compiled parts, of which MarkupSafe
     alone has one, and a substitute for it in Python."""
-    made = {}
+    made = []
     for name in ("jinja2", "markupsafe"):
         about = distribution(name)
-        made[name] = CACHE / "templates" / f"{about.name.removesuffix('.dist-info')}-py3-none-any.whl"
-        made[name].parent.mkdir(parents=True, exist_ok=True)
-        with zipfile.ZipFile(made[name], "w", zipfile.ZIP_DEFLATED) as wheel:
+        made.append(CACHE / "templates" / f"{about.name.removesuffix('.dist-info')}-py3-none-any.whl")
+        made[-1].parent.mkdir(parents=True, exist_ok=True)
+        with zipfile.ZipFile(made[-1], "w", zipfile.ZIP_DEFLATED) as wheel:
             for path in (*sorted((about.parent / name).glob("*.py")), about / "METADATA"):
                 _add(wheel, path.relative_to(about.parent).as_posix(), path.read_text(encoding="utf-8"))
             for file, text in (("WHEEL", PURE), ("RECORD", "")):

@@ -65,7 +65,7 @@ def serving_pyodide(folder: Path) -> Iterator[str]:
     (folder / "index.html").write_text("<!doctype html><title>Pyodide</title>")
     (folder / "wheels").mkdir()
     ours = products.wheel(folder / "ours")
-    for wheel in (ours, *PROTOBUF_WHEELS.glob("*.whl"), *MICROPIP_WHEELS.glob("*.whl"), *template_wheels().values()):
+    for wheel in (ours, *PROTOBUF_WHEELS.glob("*.whl"), *MICROPIP_WHEELS.glob("*.whl"), *template_wheels()):
         shutil.copy(wheel, folder / "wheels")
         project = wheel.name.split("-")[0].replace("_", "-").lower()
         (folder / "simple" / project).mkdir(parents=True)

@@ -210,9 +210,12 @@ class PaperEngine:
     async def create_session(self, model: bytes, capture: bool, owner: str, cache_bits: int) -> int:
         return await self._in_turn(set(), lambda: self._add("session", owner))
 
-    def begin_session(self, model: bytes, owner: str, cache_bits: int) -> int:
+    def lazy_session(self, model: bytes, owner: str, cache_bits: int) -> int:
         self._call()
         return self._add("session", owner)
+
+    async def make_session(self, session: int) -> None:
+        await self._in_turn(set(), lambda: None)
 
     async def release_session(self, session: int) -> None:
         self._take("session", session)

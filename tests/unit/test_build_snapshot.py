@@ -18,7 +18,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[Path]]:
     """The wheels of each call of Node, which writes the wheels' contents instead of a snapshot."""
     calls: list[list[Path]] = []
 
-    def run_node(wheels: Sequence[Path], target: Path, later: Sequence[Path]) -> str:
+    def run_node(wheels: Sequence[Path], target: Path) -> str:
         calls.append(list(wheels))
         content = b"".join(wheel.read_bytes() for wheel in wheels)
         target.write_bytes(content)
@@ -64,7 +64,7 @@ def test_one_that_could_not_be_made_is_made_the_next_time(
     wheel = tmp_path / "capstan.whl"
     wheel.write_bytes(b"one")
     node = snapshot.run_node
-    monkeypatch.setattr(snapshot, "run_node", lambda wheels, target, later: 1 / 0)
+    monkeypatch.setattr(snapshot, "run_node", lambda wheels, target: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         make_snapshot([wheel])
     monkeypatch.setattr(snapshot, "run_node", node)

@@ -24,10 +24,10 @@ from capstan import (
 from capstan.device import probe
 from capstan.device.model_interface import TapeOptions
 from capstan.device.separate_rows import SeparateRows
-from capstan.device.webgpu import row_source
+from capstan.device.webgpu import row_source, unused_time
 from capstan.device.webgpu.decoder import WebGpuDecoder
 from capstan.device.webgpu.prompt_runs import PromptRuns
-from capstan.device.webgpu.tapes import prefill_tapes, spare_tapes
+from capstan.device.webgpu.tapes import prefill_tapes
 from capstan.device.webgpu.tapes.decode_step import DecodeStep
 from capstan.device.webgpu.tapes.prefill_tapes import PrefillTapes
 from capstan.device.webgpu.tapes.row_tapes import TapeKind
@@ -111,7 +111,7 @@ def paper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PrefillTapes, "_recorded", recorded_run)
     monkeypatch.setattr(row_source, "widened_tape", recorded_several)
     monkeypatch.setattr(fallback, "counted", type(fallback.counted)())
-    monkeypatch.setattr(spare_tapes, "UNUSED", 0.0)
+    monkeypatch.setattr(unused_time, "UNUSED", 0.0)
     monkeypatch.setitem(probe.remembered, PROBED, ABLE)
 
 

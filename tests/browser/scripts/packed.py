@@ -40,6 +40,7 @@ async def batches(
                     "stepped down": [each for each in fallbacks() if each not in before],
                 }
             )
+        await opened.settled_async()
     return found
 
 
@@ -66,6 +67,8 @@ async def pooled(
             for sequence in sequences:
                 sequence.generate_next_token()
         found.append([sequence.get_sequence() for sequence in sequences])
+        # The rows are in use, so that their tape is recorded at the next prompts.
+        await opened.settled_async()
     assert pool.decoder is not None
     said = pool.decoder.tape_passes.get("prompts", "")
     for sequence in sequences:
@@ -86,6 +89,7 @@ async def shared(
                 sequences = [generator.get_sequence(row) for row in range(len(prompts))]
                 said = generator.tape_passes.get("prompts", "")
                 found.append({"sequences": sequences, "reused": generator.reused_tokens, "said": said})
+            await opened.settled_async()
     return found
 
 
@@ -109,6 +113,7 @@ async def mixed_up(
                     await take(generator, count)
                     sequences.append([generator.get_sequence(row) for row in range(len(prompts))])
                     said = generator.tape_passes["prompts"]
+                await opened.settled_async()
     finally:
         PackBuffers.write = plain  # type: ignore[method-assign]
     told = [each for each in fallbacks() if each not in before]
@@ -124,6 +129,9 @@ async def cancelled(
         async with Generator(opened, params) as generator:
             generator.append_tokens(prompts)
             await take(generator, 1)
+            # The rows are in use, so that the next ones record the tape before their prompts.
+            await opened.settled_async()
+        await opened.trim()
         plain, making = JsGpuEngine.record, asyncio.Event()
 
         async def record(self: JsGpuEngine, binding: int) -> Any:

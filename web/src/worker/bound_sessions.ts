@@ -43,8 +43,9 @@ interface FedLengths {
 }
 
 interface BoundSession {
-  /** Pending while it is made; a run then waits for it, and gets its failure. */
-  ort: Promise<Ort.InferenceSession>;
+  /** The session of onnxruntime-web, which the first call makes; only in a turn of onnxruntime-web. */
+  ort: () => Promise<Ort.InferenceSession>;
+  made: Promise<Ort.InferenceSession> | null;
   /** The owner of the scratch memory that its runs allocate. */
   owner: string;
   /** The error of a run that failed inside onnxruntime-web 1.30, whose next run of the session may never end. */
@@ -69,33 +70,37 @@ export class BoundSessions implements SessionsCalls {
   ) {}
 
   async createSession(model: PyProxy, capture: boolean, owner: string, cacheBits: number): Promise<number> {
-    const ort = this.make(copyBytes(model), capture, owner, cacheBits);
-    await ort;
-    return this.sessions.add({ ort, owner });
+    const session = this.lazy(copyBytes(model), capture, owner, cacheBits);
+    await this.exclusively(owner, session.ort);
+    return this.sessions.add(session);
   }
 
-  /** A session that is made while others compute; its first run waits for it. */
-  beginSession(model: PyProxy, owner: string, cacheBits: number): number {
-    const ort = this.make(copyBytes(model), false, owner, cacheBits);
-    // The session's users get a failure.
-    ort.catch(() => undefined);
-    return this.sessions.add({ ort, owner });
+  lazySession(model: PyProxy, owner: string, cacheBits: number): number {
+    return this.sessions.add(this.lazy(copyBytes(model), false, owner, cacheBits));
   }
 
-  private make(model: Uint8Array, capture: boolean, owner: string, cacheBits: number): Promise<Ort.InferenceSession> {
-    return this.exclusively(owner, async () => {
+  async makeSession(handle: number): Promise<void> {
+    const { owner, ort } = this.sessions.get(handle);
+    await this.exclusively(owner, ort);
+  }
+
+  private lazy(model: Uint8Array, capture: boolean, owner: string, cacheBits: number): BoundSession {
+    const make = async (): Promise<Ort.InferenceSession> => {
       const placement = { device: this.watched.device, capture, cacheBits };
-      const session = await createSession(this.ort, model, placement).catch(async (error: unknown) => {
+      const made = await createSession(this.ort, model, placement).catch(async (error: unknown) => {
         throw await this.watched.explain(error);
       });
-      await releaseUnless(session, () => this.watched.assertHealthy());
-      return session;
-    });
+      await releaseUnless(made, () => this.watched.assertHealthy());
+      return made;
+    };
+    const session: BoundSession = { owner, made: null, ort: () => (session.made ??= make()) };
+    return session;
   }
 
   /** A handle for such a session, with which it is bound and recorded. */
   sessionHandle(session: OnnxSession, owner: string): number {
-    return this.sessions.add({ ort: Promise.resolve(session.session), owner });
+    const made = Promise.resolve(session.session);
+    return this.sessions.add({ owner, made, ort: () => made });
   }
 
   async releaseSession(handle: number): Promise<void> {
@@ -103,7 +108,7 @@ export class BoundSessions implements SessionsCalls {
     if (!session) return;
     await this.exclusively(session.owner, async () => {
       // A session that failed to be made has nothing to release.
-      const made = await session.ort.catch(() => null);
+      const made = await session.made?.catch(() => null);
       await made?.release();
     });
   }
@@ -154,7 +159,7 @@ export class BoundSessions implements SessionsCalls {
       }
       let begun = performance.now();
       try {
-        const made = await session.ort;
+        const made = await session.ort();
         begun = performance.now();
         await made.run(feeds, fetches);
         const end = performance.now();
@@ -185,7 +190,7 @@ export class BoundSessions implements SessionsCalls {
       const keep = (): void => keepRegistered([...Object.values(feeds), ...Object.values(fetches)], true);
       const recorder = new DryRecorder(this.watched, keep);
       try {
-        const made = await this.sessions.get(session).ort;
+        const made = await this.sessions.get(session).ort();
         await recorder.during(() => made.run(feeds, fetches));
       } catch (thrown) {
         const error = await this.watched.explain(thrown);

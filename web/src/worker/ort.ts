@@ -152,6 +152,18 @@ export async function warmUpOrt(assets: Assets, build: Build = "webgpu"): Promis
   }
 }
 
+/** The end of onnxruntime-web's compilation in another worker, if there is one: see warmUpBeside. */
+let compiledBeside: Promise<void> = Promise.resolve();
+let firstMade = (): void => {};
+/** The end of this worker's first session creation. */
+const firstSession = new Promise<void>((resolve) => (firstMade = resolve));
+
+/** Let this worker's first session wait for a compilation in another worker. Resolves once that session was made. */
+export async function waitForCompilation(compiled: Promise<void>): Promise<void> {
+  compiledBeside = compiled;
+  await firstSession;
+}
+
 let reportFatal: (error: unknown) => void = () => {};
 
 /** Call `tell` with an error that makes a heap of onnxruntime-web unusable. */
@@ -282,6 +294,7 @@ export async function createSession(
       `caches of ${cacheBits} bits need ${RUNTIME}, which this page does not have: serve the files of capstan-webgpu's ` +
         "dist/, or load the model without kv_cache_dtype",
     );
+  await compiledBeside;
   count(1);
   try {
     ownRuntime?.setCacheBits(cacheBits);
@@ -293,6 +306,7 @@ export async function createSession(
       await watched(release());
       count(-1);
     };
+    firstMade();
     return session;
   } catch (error) {
     count(-1);

@@ -213,8 +213,11 @@ class GpuSessions(GpuAdapter, Protocol):
         graph's type.
         """
 
-    def begin_session(self, model: bytes, owner: str, cache_bits: int) -> int:
-        """A session without capture, whose making has begun. Its first run waits for it, and raises its error."""
+    def lazy_session(self, model: bytes, owner: str, cache_bits: int) -> int:
+        """A session without capture that `make_session` makes, else its first run; that raises its error."""
+
+    @js("sessions", span="create a session")
+    async def make_session(self, session: int) -> None: ...
 
     async def release_session(self, session: int) -> None: ...
     def bind(

@@ -46,7 +46,7 @@ class JointRows(SampledRows):
         tape: RowTape[RowBuffers],
         give_back: Callable[[JointRows], Awaitable[None]],
         make_beams: Callable[[], Awaitable[RowTape[BeamBuffers] | str]],
-        make_packs: Callable[[], Awaitable[RowTape[PackBuffers] | str | None]] | None,
+        make_packs: Callable[[bool], Awaitable[RowTape[PackBuffers] | str | None]] | None,
     ) -> None:
         buffers = tape.buffers
         logits = [buffers.part("logits", row) for row in range(buffers.rows)]
@@ -117,6 +117,11 @@ class JointRows(SampledRows):
         self._require_open()
         await self._one.rest()
         self._require_open()
+
+    async def make_packs(self) -> None:
+        """Make the tape of runs over tokens of any rows, which overwrites the rows' buffers."""
+        await self._one.rest()
+        await self._packed.ready(now=True)
 
     async def prefill_together(self, prompts: RowPrompts) -> Collection[int]:
         self._require_open()

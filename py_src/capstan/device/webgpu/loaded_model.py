@@ -68,6 +68,8 @@ class Loaded:
     sessions: Mapping[str, int]
     """The sessions that all sequences share, by name: 'prefill', and 'placed prefill' in models that see. Decoders have
     one each."""
+    lazy: bool
+    """Whether these sessions are made later, at the latest by their first runs."""
     ahead: asyncio.Future[int] | None
     """The first sequence's captured session, made beside the load of the weights."""
     stored: StoredTapes
@@ -155,18 +157,18 @@ async def make_session(engine: GpuSessions, graphs: Graphs, name: str, owner: st
 
 
 async def shared_sessions(
-    engine: GpuSessions, graphs: Graphs, owner: str, cache_bits: int, begun: bool = False
+    engine: GpuSessions, graphs: Graphs, owner: str, cache_bits: int, lazy: bool = False
 ) -> dict[str, int]:
-    """Make the sessions that all sequences share, by name; a failure releases all of them. With `begun` only their
-    first runs wait for them.
+    """Make the sessions that all sequences share, by name; a failure releases all of them. `lazy` sessions are made
+    later, at the latest by their first runs.
     """
     made: dict[str, int] = {}
     names = [name for name in SHARED if name in graphs.sessions]
     try:
         for name in names:
-            if begun:
+            if lazy:
                 with phase("session"):
-                    made[name] = engine.begin_session(graphs.sessions[name].model, owner, cache_bits)
+                    made[name] = engine.lazy_session(graphs.sessions[name].model, owner, cache_bits)
             else:
                 made[name] = await make_session(engine, graphs, name, owner, cache_bits)
     except BaseException:
@@ -249,8 +251,8 @@ async def load(
     making = ahead = None
     try:
         found, stores = await probing
-        # Stored tapes run without onnxruntime-web, which made these sessions in an earlier load.
-        making = asyncio.ensure_future(shared_sessions(engine, graphs, owner, bits, begun=stores))
+        # Stored tapes run without onnxruntime-web, whose start would delay the first token.
+        making = asyncio.ensure_future(shared_sessions(engine, graphs, owner, bits, lazy=stores))
         in_place = require_capable(found, graphs.description) and not graphs.description.growing
         taped = options.capture == "tape" and stores
         soon = eager_picks(interface.about().software, graphs) == 1
@@ -280,6 +282,7 @@ async def load(
         leases=leases,
         weights=weights,
         sessions=sessions,
+        lazy=stores,
         ahead=ahead,
         stored=stored,
         verdicts=verdicts,
@@ -394,6 +397,7 @@ async def load_adapted(base: Loaded, rank: int) -> Loaded:
         leases=leases,
         weights=weights,
         sessions=sessions,
+        lazy=False,
         ahead=None,
         stored=stored,
         verdicts=verdicts,

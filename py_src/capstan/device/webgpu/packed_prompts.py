@@ -32,8 +32,9 @@ def run_length(software: bool) -> int:
 
 
 class PackedPrompts:
-    """Owns the tape of runs over tokens of any rows. `make` returns the tape, or the reason why there is none, or None
-    to be called again later. Without `make` all prompts run one after another.
+    """Owns the tape of runs over tokens of any rows. `make(now)` returns the tape, or the reason why there is none; if
+    it need not record `now`, it may return None, to be called again later. Without `make` all prompts run one after
+    another.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class PackedPrompts:
         engine: GpuEngine,
         buffers: RowBuffers,
         scratch: TapeScratch,
-        make: Callable[[], Awaitable[RowTape[PackBuffers] | str | None]] | None,
+        make: Callable[[bool], Awaitable[RowTape[PackBuffers] | str | None]] | None,
     ) -> None:
         self._engine = engine
         self._buffers = buffers
@@ -58,22 +59,22 @@ class PackedPrompts:
             return {}
         if self._made is None:
             given = self._scratch.given is not None
-            why = ("the given scratch may be too small") if given else "prompts of several rows did not come twice"
+            why = "the given scratch may be too small" if given else "the device was not unused since their first prompts"
             return {"prompts": f"no tape was recorded yet: {why}"}
         if isinstance(self._made, str):
             return {"prompts": f"run one after another: {self._made}"}
         done = f"{self._runs} runs had {self._tokens} tokens of prompts"
         return {"prompts": f"{self._made.report}; {done}"}
 
-    async def ready(self) -> bool:
-        """Whether there is a tape; makes one as soon as it pays off."""
+    async def ready(self, now: bool = False) -> bool:
+        """Whether there is a tape; makes one `now`, or as soon as it pays off."""
         if self._make is not None and self._made is None:
-            self._preparing = asyncio.ensure_future(self._prepare())
+            self._preparing = asyncio.ensure_future(self._prepare(now))
             await to_its_end(self._preparing)
         return isinstance(self._made, RowTape)
 
-    async def _prepare(self) -> None:
-        self._made = made = None if self._make is None else await self._make()
+    async def _prepare(self, now: bool) -> None:
+        self._made = made = None if self._make is None else await self._make(now)
         if isinstance(made, str):
             fall_back(TOGETHER, made, "they are run one after another")
 

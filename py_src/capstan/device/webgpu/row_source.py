@@ -25,6 +25,7 @@ from .tapes.beam_tapes import BeamBuffers, beam_kind
 from .tapes.draft_tapes import DraftBuffers, draft_kind
 from .tapes.pack_tapes import PackBuffers, pack_kind
 from .tapes.row_tapes import Closable, RowTape, TapeKind, row_kind, widened_tape
+from .unused_time import UnusedTime
 
 __all__ = ["RowSource"]
 
@@ -44,10 +45,13 @@ class RowSource:
     passes: Collection[str]
     decoder: Callable[[int, Loan | None], Awaitable[WebGpuDecoder]]
     """Makes a decoder of a capacity over given buffers."""
+    unused: UnusedTime
     refused: dict[tuple[int, int], str] = field(default_factory=dict)
     """Why joint rows are impossible, by rows and capacity."""
     prompted: dict[tuple[int, int], str] = field(default_factory=dict)
     """The rows and capacities that ran several prompts, with the reason why these share no runs, if known."""
+    busy: set[tuple[int, int]] = field(default_factory=set)
+    """The rows and capacities whose rows were in use when the tape of their prompts was due."""
     free: list[JointRows] = field(default_factory=list)
     made: list[JointRows] = field(default_factory=list)
     recording: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -59,6 +63,7 @@ class RowSource:
         """Rows of that capacity, which one step advances: released rows, or else new ones over the borrowed buffers. If
         that is impossible, it returns None, which is a step down, and has released the buffers, but not the scratch.
         """
+        await self.unused.paused()
         given = borrowed is not None and (borrowed.rows is not None or any(borrowed.sequences))
         for i, free in enumerate(self.free):
             if not given and (free.rows, free.capacity) == (rows, capacity):
@@ -143,13 +148,16 @@ class RowSource:
             return "caches over a window slide, and the table of beams gives places in whole caches"
         return await self._tried(one, partial(beam_kind, self.loaded.engine, one.runs, rows), self._recorded)
 
-    async def packs(self, one: WebGpuDecoder, rows: RowBuffers) -> RowTape[PackBuffers] | str | None:
+    async def packs(
+        self, one: WebGpuDecoder, rows: RowBuffers, now: bool = False
+    ) -> RowTape[PackBuffers] | str | None:
         """A tape of runs of tokens of any rows, or the reason why there is none. As with PrefillTapes, a stored tape is
-        restored; otherwise one is recorded when prompts of this number of rows come for the second time; the first time
-        the result is None. No tape is recorded over given scratch, which may be too small.
+        restored; otherwise the result is None, and a tape is recorded while the device is unused. If the rows were in
+        use then, it is recorded at the next prompts, or `now`. No tape is recorded over given scratch, which may be too
+        small.
         """
-        what = rows.rows, rows.capacity
-        again = what in self.prompted and one.scratch.given is None
+        what, own = (rows.rows, rows.capacity), one.scratch.given is None
+        again = own and (now or what in self.busy)
         self.prompted[what] = reason = self.prompted.get(what, "")
         if reason:
             return reason
@@ -158,7 +166,22 @@ class RowSource:
         found = await self._tried(one, kind, self._recorded if again else unrecorded)
         if isinstance(found, str):
             self.prompted[what] = found
+        elif found is None and own:
+            name = f"a tape of the prompts of {rows.rows} rows in {rows.capacity} positions"
+            self.unused.request(name, partial(self._pack_unused, *what))
         return found
+
+    async def _pack_unused(self, rows: int, capacity: int) -> None:
+        """Record the tape of prompts over released rows."""
+        for found in self.free:
+            if (found.rows, found.capacity) == (rows, capacity):
+                self.free.remove(found)
+                try:
+                    await found.make_packs()
+                finally:
+                    await self._give_back(found)
+                return
+        self.busy.add((rows, capacity))
 
     async def _tried(
         self,

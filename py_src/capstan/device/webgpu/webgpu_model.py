@@ -5,8 +5,8 @@ the decode steps.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import cast
@@ -35,7 +35,7 @@ from .tapes.decode_step import DecodeStep
 from .tapes.draft_tapes import DraftBuffers
 from .tapes.prefill_tapes import PrefillTapes
 from .tapes.row_tapes import RowTape
-from .tapes.spare_tapes import SpareTapes
+from .unused_time import UnusedTime
 from .tapes.tape_scratch import TapeScratch, largest
 
 __all__ = ["WebGpuModel"]
@@ -90,17 +90,17 @@ class WebGpuModel:
             apart=not loaded.in_place and not loaded.about.growing,
             tape_scratch=self._tape_scratch,
         )
-        self._rows = RowSource(loaded, self._steps, self._passes, self.decoder)
-        self._spare_tapes = None if about.software else SpareTapes(self._engine, self._spare)
-        """None on software adapters, where a recording would slow the machine down for seconds."""
+        self._unused = UnusedTime(self._engine)
+        self._rows = RowSource(loaded, self._steps, self._passes, self.decoder, self._unused)
+        for name, session in loaded.sessions.items() if loaded.lazy else ():
+            self._unused.request(f"the {name} session", partial(self._engine.make_session, session))
 
     async def decoder(self, capacity: int, given: Loan | None = None, unrecorded: bool = False) -> WebGpuDecoder:
         """A decoder of that capacity over the given buffers, which are released on failure; without them a free
         decoder, or a new one. Its step is recorded and checked, unless it may be `unrecorded`.
         """
         self._require_open()
-        if self._spare_tapes is not None:
-            await self._spare_tapes.paused()
+        await self._unused.paused()
         return await self._decoder(capacity, given, unrecorded)
 
     async def _decoder(self, capacity: int, given: Loan | None, unrecorded: bool) -> WebGpuDecoder:
@@ -125,16 +125,21 @@ class WebGpuModel:
         self._require_open()
         return decoder
 
-    @asynccontextmanager
-    async def _spare(self, capacity: int) -> AsyncIterator[WebGpuDecoder]:
-        """A decoder without a sequence: a free one, else a new one for this block. Raises OutOfMemoryError."""
-        self._require_open()
-        new = not any(free.capacity == capacity for free in self._free)
-        one = await self._decoder(capacity, None, unrecorded=True)
-        try:
-            yield one
-        finally:
-            await (self._drop(one) if new else self.give_back(one))
+    def _request_tape(self, capacity: int, length: int) -> None:
+        """Have the tape of prompt runs of `length` tokens made and stored while the device is unused. The check
+        overwrites the buffers of the decoder, which has no sequence: a free one, else a new one for this tape.
+        """
+
+        async def make() -> None:
+            self._require_open()
+            new = not any(free.capacity == capacity for free in self._free)
+            one = await self._decoder(capacity, None, unrecorded=True)
+            try:
+                await one.make_prompt_tape(length)
+            finally:
+                await (self._drop(one) if new else self.give_back(one))
+
+        self._unused.request(f"a tape of prompt runs of {length} tokens in {capacity} positions", make)
 
     async def _completed(self, decoder: WebGpuDecoder) -> None:
         """Record the step of a free decoder; on failure the decoder is free again."""
@@ -239,8 +244,7 @@ class WebGpuModel:
             dropping.add_done_callback(self._dropping.discard)
 
     async def settled(self) -> None:
-        if self._spare_tapes is not None:
-            await self._spare_tapes.settled()
+        await self._unused.settled()
 
     async def trim(self) -> None:
         await self._rows.trim()
@@ -304,7 +308,8 @@ class WebGpuModel:
         await self._note_step(step, capacity, scratch)
         prompt = self._steps.bind_prefill(buffers, "prompt", FREE)
         undo.callback(self._engine.unbind, prompt)
-        later = None if self._spare_tapes is None else self._spare_tapes.request
+        # On software adapters a recording would slow the machine down for seconds.
+        later = None if self.interface.about().software else self._request_tape
         tapes = self._steps.prefill_tapes(buffers, prompt, scratch, later)
         placed = self._steps.bind_placed(buffers)
         if placed:
@@ -375,8 +380,7 @@ class WebGpuModel:
 
     async def close(self) -> None:
         self._closed = True
-        if self._spare_tapes is not None:
-            await self._spare_tapes.close()
+        await self._unused.close()
         await asyncio.gather(*self._making, return_exceptions=True)
         await asyncio.gather(*self._dropping, return_exceptions=True)
         await self._rows.close()

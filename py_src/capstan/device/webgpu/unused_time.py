@@ -1,0 +1,76 @@
+"""Does a model's work while its device is unused, so that no prompt waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable
+from contextlib import suppress
+
+from ...errors import CapstanError, OutOfMemoryError
+from ...fallback import fall_back
+from .gpu_engine import GpuAdapter
+
+__all__ = ["UnusedTime"]
+
+UNUSED = 0.25
+"""Seconds without a submit after which the device counts as unused."""
+
+
+class UnusedTime:
+    """Work that a model requested for the time when its device is unused, in order; each piece is done once.
+
+    Sequences need what the work makes only for speed. So too little memory is a step down, and the next use of a lost
+    device raises its error.
+    """
+
+    def __init__(self, engine: GpuAdapter) -> None:
+        self._engine = engine
+        self._requested: dict[Hashable, Callable[[], Awaitable[None]]] = {}
+        self._done: set[Hashable] = set()
+        self._working: asyncio.Task[None] | None = None
+        self._busy = asyncio.Lock()
+        """Held by a piece of work."""
+
+    def request(self, what: Hashable, work: Callable[[], Awaitable[None]]) -> None:
+        """Have a piece of work done, unless `what` was requested before."""
+        if what in self._done or what in self._requested:
+            return
+        self._requested[what] = work
+        if self._working is None or self._working.done():
+            self._working = asyncio.ensure_future(self._work())
+
+    async def paused(self) -> None:
+        """Wait for the end of the piece that is being done."""
+        async with self._busy:
+            pass
+
+    async def settled(self) -> None:
+        """Wait until all requested pieces are done."""
+        if self._working is not None:
+            await asyncio.wait([self._working])
+
+    async def close(self) -> None:
+        """Begin no further piece; wait for the one that is being done."""
+        await self.paused()
+        if self._working is not None:
+            self._working.cancel()
+            await asyncio.wait([self._working])
+
+    async def _work(self) -> None:
+        while self._requested:
+            submits = self._engine.counters()["submits"]
+            await asyncio.sleep(UNUSED)
+            if self._engine.counters()["submits"] != submits:
+                continue
+            what = next(iter(self._requested))
+            async with self._busy:
+                await self._do(what, self._requested[what])
+            del self._requested[what]
+            self._done.add(what)
+
+    async def _do(self, what: Hashable, work: Callable[[], Awaitable[None]]) -> None:
+        with suppress(CapstanError):
+            try:
+                await work()
+            except OutOfMemoryError as error:
+                fall_back(str(what), str(error), "onnxruntime-web runs what it would serve")
