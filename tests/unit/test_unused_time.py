@@ -24,7 +24,8 @@ class Device:
         self.error: Exception | None = None
         self.may_end = asyncio.Event()
         self.may_end.set()
-        self.unused = UnusedTime(cast(Any, self))
+        self.recording = False
+        self.unused = UnusedTime(cast(Any, self), lambda: self.recording)
 
     def counters(self) -> dict[str, int]:
         return {"submits": self.submits}
@@ -46,6 +47,7 @@ class Device:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unused_time, "UNUSED", 0.01)
+    monkeypatch.setattr(unused_time, "BETWEEN", 0.01)
 
 
 async def test_each_piece_is_done_once_in_order() -> None:
@@ -65,6 +67,17 @@ async def test_nothing_is_done_while_the_device_is_used() -> None:
         device.submits += 1
         await asyncio.sleep(0.005)
     assert device.done == []
+    await device.unused.settled()
+    assert device.done == ["a"]
+
+
+async def test_nothing_is_done_while_a_tape_is_recorded() -> None:
+    device = Device()
+    device.recording = True
+    device.request("a")
+    await asyncio.sleep(0.1)
+    assert device.done == []
+    device.recording = False
     await device.unused.settled()
     assert device.done == ["a"]
 

@@ -112,6 +112,7 @@ def paper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_source, "widened_tape", recorded_several)
     monkeypatch.setattr(fallback, "counted", type(fallback.counted)())
     monkeypatch.setattr(unused_time, "UNUSED", 0.0)
+    monkeypatch.setattr(unused_time, "BETWEEN", 0.0)
     monkeypatch.setitem(probe.remembered, PROBED, ABLE)
 
 

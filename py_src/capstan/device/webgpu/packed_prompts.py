@@ -59,7 +59,9 @@ class PackedPrompts:
             return {}
         if self._made is None:
             given = self._scratch.given is not None
-            why = "the given scratch may be too small" if given else "the device was not unused since their first prompts"
+            why = (
+                "the given scratch may be too small" if given else "the device was not unused since their first prompts"
+            )
             return {"prompts": f"no tape was recorded yet: {why}"}
         if isinstance(self._made, str):
             return {"prompts": f"run one after another: {self._made}"}

@@ -148,9 +148,7 @@ class RowSource:
             return "caches over a window slide, and the table of beams gives places in whole caches"
         return await self._tried(one, partial(beam_kind, self.loaded.engine, one.runs, rows), self._recorded)
 
-    async def packs(
-        self, one: WebGpuDecoder, rows: RowBuffers, now: bool = False
-    ) -> RowTape[PackBuffers] | str | None:
+    async def packs(self, one: WebGpuDecoder, rows: RowBuffers, now: bool = False) -> RowTape[PackBuffers] | str | None:
         """A tape of runs of tokens of any rows, or the reason why there is none. As with PrefillTapes, a stored tape is
         restored; otherwise the result is None, and a tape is recorded while the device is unused. If the rows were in
         use then, it is recorded at the next prompts, or `now`. No tape is recorded over given scratch, which may be too

@@ -49,6 +49,11 @@ class StepSource:
         self.eager_picks = eager_picks(loaded.interface.about().software, loaded.graphs)
         """Picks of a sequence before its decode step is recorded, unless a stored tape exists."""
 
+    @property
+    def recording(self) -> bool:
+        """Whether a decode step is being recorded."""
+        return self._recording.locked()
+
     async def capture(self, buffers: SequenceBuffers) -> tuple[int, int]:
         """A captured session for decode steps over a sequence's buffers, and its binding."""
         session = await self._decode_session(buffers.owner, buffers.capacity)

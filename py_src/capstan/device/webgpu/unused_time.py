@@ -12,8 +12,10 @@ from .gpu_engine import GpuAdapter
 
 __all__ = ["UnusedTime"]
 
-UNUSED = 0.25
-"""Seconds without a submit after which the device counts as unused."""
+UNUSED, BETWEEN = 1.0, 0.25
+"""Seconds without a submit after which the device counts as unused: before the first piece of work, since a request may
+follow a load immediately, and between two pieces.
+"""
 
 
 class UnusedTime:
@@ -23,8 +25,10 @@ class UnusedTime:
     device raises its error.
     """
 
-    def __init__(self, engine: GpuAdapter) -> None:
+    def __init__(self, engine: GpuAdapter, recording: Callable[[], bool]) -> None:
+        """`recording` returns whether a tape is being recorded for a sequence, which takes long between submits."""
         self._engine = engine
+        self._recording = recording
         self._requested: dict[Hashable, Callable[[], Awaitable[None]]] = {}
         self._done: set[Hashable] = set()
         self._working: asyncio.Task[None] | None = None
@@ -57,11 +61,14 @@ class UnusedTime:
             await asyncio.wait([self._working])
 
     async def _work(self) -> None:
+        wait = UNUSED
         while self._requested:
             submits = self._engine.counters()["submits"]
-            await asyncio.sleep(UNUSED)
-            if self._engine.counters()["submits"] != submits:
+            await asyncio.sleep(wait)
+            if self._engine.counters()["submits"] != submits or self._recording():
+                wait = UNUSED
                 continue
+            wait = BETWEEN
             what = next(iter(self._requested))
             async with self._busy:
                 await self._do(what, self._requested[what])

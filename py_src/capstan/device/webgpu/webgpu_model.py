@@ -5,7 +5,7 @@ the decode steps.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
 from functools import partial
@@ -13,7 +13,7 @@ from typing import cast
 
 from ...errors import BufferMismatchError, ClosedError, OutOfMemoryError
 from ...fallback import fall_back
-from ...memory import DeviceBuffer, DeviceSpan, Loan, Pools, PoolSize, Rows
+from ...memory import DeviceBuffer, DeviceSpan, Loan, Pools
 from ..lora_weights import LoraGraph, LoraWeights
 from ..model_interface import TapeOptions
 from ..model_memory import Borrowed
@@ -29,14 +29,15 @@ from .prompt_runs import PromptRuns
 from .row_source import RowSource
 from .rows import WebGpuRows, give_scratch, sequences_of
 from .scored_runs import ScoredRuns
+from .scratch_sizes import ScratchSizes
 from .sequence_buffers import SequenceBuffers
 from .step_source import StepSource
 from .tapes.decode_step import DecodeStep
 from .tapes.draft_tapes import DraftBuffers
 from .tapes.prefill_tapes import PrefillTapes
 from .tapes.row_tapes import RowTape
+from .tapes.tape_scratch import TapeScratch
 from .unused_time import UnusedTime
-from .tapes.tape_scratch import TapeScratch, largest
 
 __all__ = ["WebGpuModel"]
 
@@ -57,14 +58,7 @@ class WebGpuModel:
         self._capture = options.capture
         self._made = 0
         self._allocating = asyncio.Lock()
-        self._scratch: dict[tuple[int, int], int] = {}
-        """Scratch bytes by rows and capacity: of a sequence, and of the additional buffers of joint rows."""
-        self._between: dict[tuple[int, int], Sequence[int]] = {}
-        """Bytes of the buffers between the kernels of tapes, in the same way."""
-        self._untaped: dict[int, str] = {}
-        """The reason why steps of a capacity have no tape."""
-        self._longest = 0
-        """Tokens of the longest prefill run."""
+        self._sizes = ScratchSizes(loaded, options.capture)
         self._usual_burst: int | None = None
         """The adapted picks of a burst of the last released sequence."""
         self._free: list[WebGpuDecoder] = []
@@ -85,12 +79,12 @@ class WebGpuModel:
         """
         self.memory = replace(
             loaded.memory,
-            measured=self._measured,
+            measured=self._sizes.measured,
             joint=self._joint,
             apart=not loaded.in_place and not loaded.about.growing,
-            tape_scratch=self._tape_scratch,
+            tape_scratch=self._sizes.of_tapes,
         )
-        self._unused = UnusedTime(self._engine)
+        self._unused = UnusedTime(self._engine, lambda: self._steps.recording or self._rows.recording.locked())
         self._rows = RowSource(loaded, self._steps, self._passes, self.decoder, self._unused)
         for name, session in loaded.sessions.items() if loaded.lazy else ():
             self._unused.request(f"the {name} session", partial(self._engine.make_session, session))
@@ -259,7 +253,7 @@ class WebGpuModel:
     async def give_back(self, decoder: WebGpuDecoder) -> None:
         """Take back an unused decoder, for the next sequence of its capacity; destroy it if its buffers are the
         user's."""
-        self._note_scratch(decoder)
+        self._sizes.note(decoder)
         self._usual_burst = decoder.usual_burst
         if decoder.reusable:
             self._free.append(decoder)
@@ -275,7 +269,7 @@ class WebGpuModel:
         if self._usual_burst is not None:
             decoder.usual_burst = self._usual_burst
         self._decoders.append(decoder)
-        self._note_scratch(decoder)
+        self._sizes.note(decoder)
         return decoder
 
     async def _made_decoder(
@@ -302,10 +296,10 @@ class WebGpuModel:
         undo.callback(buffers.destroy)
         if self._sample is not None and not self._sample.buffer.closed:
             buffers.set_lora(self._sample)
-        scratch = TapeScratch(self._engine, partial(self._note_between, capacity))
+        scratch = TapeScratch(self._engine, partial(self._sizes.note_between, capacity))
         step = await self._steps.decode_step(buffers, unrecorded)
         undo.push_async_callback(step.release)
-        await self._note_step(step, capacity, scratch)
+        await self._sizes.note_step(step, capacity, scratch)
         prompt = self._steps.bind_prefill(buffers, "prompt", FREE)
         undo.callback(self._engine.unbind, prompt)
         # On software adapters a recording would slow the machine down for seconds.
@@ -317,57 +311,11 @@ class WebGpuModel:
         runs = PromptRuns(self._engine, buffers, prompt, self._pace, tapes, self, placed)
         return WebGpuDecoder(self._engine, buffers, scratch, step, runs, self)
 
-    async def _note_step(self, step: DecodeStep, capacity: int, scratch: TapeScratch) -> None:
-        """Manage the scratch of a step's tape, or note the reason why there is no tape."""
-        if step.tape:
-            await scratch.add(step.tape, "the decode step")
-        elif not step.unrecorded:
-            self._untaped[capacity] = step.note or f"capture is {self._capture!r}"
-
-    def _note_scratch(self, decoder: WebGpuDecoder) -> None:
-        """Note what onnxruntime-web allocated for the prefill session and for a sequence of this capacity."""
-        if decoder.scratch.given is not None:
-            return
-        of = {entry["owner"]: entry["bytes"] for entry in self._engine.ledger() if entry["category"] == "scratch"}
-        self._longest = max(self._longest, decoder.runs.longest)
-        self._scratch[0, 0] = of.get(self._loaded.owner, 0)
-        self._scratch[1, decoder.capacity] = of.get(decoder.owner, 0)
-
-    def _measured(self, rows: int, capacity: int, kind: Rows) -> PoolSize | None:
-        """The allocated scratch; at least the estimate for a chunk until a run was that long."""
-        each, chunk = self._scratch.get((1, capacity)), min(self._loaded.chunk, capacity)
-        if each is None:
-            return None
-        # The joint rows' step allocates scratch only for its kernels, so the sizes of these buffers are its scratch.
-        together = sum(self._between.get((rows, capacity), ())) if kind == "joint" else 0
-        found = self._scratch[0, 0] + (together + each if kind == "joint" else rows * each)
-        known = rows == 1 or (kind == "joint" and (rows, capacity) in self._between)
-        if self._longest >= chunk:
-            return PoolSize(found, exact=known)
-        return PoolSize(max(found, self._loaded.graphs.activations.peak(1, chunk, capacity)), exact=False)
-
-    def _note_between(self, capacity: int, rows: int, sizes: Sequence[int]) -> None:
-        """Note the scratch that a tape needs between its kernels."""
-        self._between[rows, capacity] = largest(self._between.get((rows, capacity), ()), sizes)
-
-    def _tape_scratch(self, rows: int, capacity: int, kind: Rows) -> Sequence[int] | str:
-        """Bytes of each scratch buffer of the tapes made so far, or the reason why these are unknown."""
-        if self._capture != "tape" or capacity in self._untaped:
-            reason = self._untaped.get(capacity, f"capture is {self._capture!r}")
-            return f"only the kernels of a tape take given scratch, onnxruntime-web allocates its own, and {reason}"
-        wanted = [(1, capacity), (rows, capacity)] if kind == "joint" else [(1, capacity)]
-        if any(key not in self._between for key in wanted):
-            return f"not yet known: no step of {capacity} positions was taped; prepare a generator, then query again"
-        found: Sequence[int] = ()
-        for key in wanted:
-            found = largest(found, self._between[key])
-        return found
-
     def _joint(self, rows: int, capacity: int) -> bool:
         """Whether one step advances `rows` rows."""
         loaded = self._loaded
         able = self._capture == "tape" and loaded.in_place and not loaded.about.alone
-        possible = able and capacity not in self._untaped
+        possible = able and capacity not in self._sizes.untaped
         return possible and "rows" in self._passes and (rows, capacity) not in self._rows.refused
 
     @property
@@ -411,8 +359,8 @@ class WebGpuModel:
         except OutOfMemoryError as error:
             fall_back("a replayed decode step", str(error), "onnxruntime-web runs each step")
             recorded = replace(step, note=str(error))
-        await self._note_step(recorded, decoder.capacity, decoder.scratch)
-        self._note_scratch(decoder)
+        await self._sizes.note_step(recorded, decoder.capacity, decoder.scratch)
+        self._sizes.note(decoder)
         return recorded
 
     def take_warm_up(self) -> bool:
