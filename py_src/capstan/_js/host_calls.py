@@ -149,7 +149,7 @@ def read_now(url: str) -> bytes:
 
 
 def unreached(reason: str) -> None:
-    """Count a step down: a model's server cannot be reached, and its last answer is used."""
+    """Count a fallback: a model's server cannot be reached, and its last answer is used."""
     fall_back("the model's server", reason, "the files of its folder are assumed to be those of the last load")
 
 

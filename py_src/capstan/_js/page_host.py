@@ -413,7 +413,7 @@ async def choose_device(device: str) -> tuple[str, str | None]:
 async def on_device(asked: str, chosen: str, reason: str | None, work: Callable[[str, str | None], Awaitable[T]]) -> T:
     """Run `work(device, reason)` on the chosen device, and return its result. If 'auto' was requested and
     onnxruntime-web cannot compute a node of the graph on that device, the work runs on the page's other device, if it
-    has one. A warning reports this step down.
+    has one. A warning reports this fallback.
     """
     try:
         return await work(chosen, reason)

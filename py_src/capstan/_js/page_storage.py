@@ -65,7 +65,7 @@ async def keep_repository(folder: str) -> None:
 
 
 def warn_damaged() -> None:
-    """Count a step down for each kept small file that was found damaged since the last call."""
+    """Count a fallback for each kept small file that was found damaged since the last call."""
     for address in json.loads(capstan_host.storage.takeDamaged()):
         fall_back(f"the kept copy of {address}", "it is damaged", "it was requested again")
 
@@ -101,7 +101,7 @@ def absolute(url: str) -> str:
 
 async def backing(folder: str) -> JsBacking | None:
     """Open this browser's file storage for one folder. Returns None without storage. If the browser has a private file
-    system but denies access to it, that is a step down.
+    system but denies access to it, that is a fallback.
     """
     refusals: list[str] = []
     with storage_errors():

@@ -177,7 +177,7 @@ class PrefixCache:
         await self.keep(loop, rows)
 
     async def keep(self, loop: LiveRows, rows: Sequence[int]) -> None:
-        """Copy these rows, which are about to be given up. A copy that cannot be kept is counted as a step down."""
+        """Copy these rows, which are about to be given up. A copy that cannot be kept is counted as a fallback."""
         decoder = loop.decoder
         if not self.limit or self._closed or decoder is None:
             return

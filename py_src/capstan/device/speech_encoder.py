@@ -106,7 +106,7 @@ class SpeechEncoder:
             free(found)
 
     async def record(self) -> None:
-        """Run once and record the run, so that later runs are replays. A run that cannot be recorded is a step down."""
+        """Run once and record the run, so that later runs are replays. A run that cannot be recorded is a fallback."""
         if self._recorded is not None or 0 in self.dims:
             return
         count, code = prod(self.dims), CODES[self.dtype]

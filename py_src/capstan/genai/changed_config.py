@@ -75,7 +75,7 @@ class Config:
         self._options.setdefault(provider, {})[name] = value
 
     def set_decoder_provider_options_hardware_device_type(self, provider: str, value: str, /) -> None:
-        """Counts a step down, with a warning, because a page cannot choose among devices."""
+        """Counts a fallback, with a warning, because a page cannot choose among devices."""
         _not_chosen(provider, "device type", value)
 
     def set_decoder_provider_options_hardware_device_id(self, provider: str, value: int, /) -> None:

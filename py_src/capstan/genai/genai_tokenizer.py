@@ -57,7 +57,7 @@ class Tokenizer:
         return [self._tokenizer.decode(row) for row in token_rows(tokens)]
 
     def to_token_id(self, text: str, /) -> int:
-        """The id of a token in the vocabulary's spelling; -1 if there is none."""
+        """The id of a token that is spelt as in the vocabulary; -1 if there is no such token."""
         return self._tokenizer.to_token_id(text)
 
     @property

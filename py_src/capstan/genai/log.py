@@ -35,7 +35,7 @@ sinks: list[Callable[[str], Any] | Path] = []
 def set_log_options(**options: Any) -> None:
     """Set switches of the log, and its `filename`. Nothing is written before `enabled` is True; the filename "" closes
     the file. Lines of tensors need runs of the whole sequence, like get_input and get_output. Lines of onnxruntime are
-    not written; turning them on is a step down, with a warning. OptionError for an unknown name, a value of another
+    not written; turning them on is a fallback, with a warning. OptionError for an unknown name, a value of another
     type, or a file that cannot be written.
     """
     for name, value in options.items():

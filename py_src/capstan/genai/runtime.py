@@ -70,7 +70,7 @@ def unregister_execution_provider_library(name: str, /) -> None:
 
 
 def enable_telemetry_events() -> None:
-    """Enables nothing, since Capstan sends nothing: a step down, with a warning."""
+    """Enables nothing, since Capstan sends nothing: a fallback, with a warning."""
     fall_back("telemetry events", "Capstan sends none", "nothing is sent")
 
 

@@ -124,7 +124,7 @@ class GeneratorParams:
 
     def set_speculation(self, options: Speculation | None) -> None:
         """Draft tokens and verify several in one step: the tokens are the same, and come faster if drafts are right.
-        None turns it off. A grammar or a logits processor, which needs each token, also turns it off: a step down,
+        None turns it off. A grammar or a logits processor, which needs each token, also turns it off: a fallback,
         counted when a generator is made.
         """
         self.speculation = options

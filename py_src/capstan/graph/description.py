@@ -269,14 +269,14 @@ def cross_input(found: Mapping[str, TensorInfo], name: str) -> TensorInfo:
 
 
 def warn_growing_caches(about: GraphDescription) -> None:
-    """Count growing caches as a step down, with the reason."""
+    """Count growing caches as a fallback, with the reason."""
     if about.growing:
         instead = "caches grow with each run, and decode steps are run eagerly"
         fall_back("attention over caches of one size", about.growing, instead)
 
 
 def warn_fixed_size_caches(about: GraphDescription) -> None:
-    """If caches of windows hold every position, count that as a step down, with the reason."""
+    """If caches of windows hold every position, count that as a fallback, with the reason."""
     if about.why_fixed_size:
         instead = "they hold all positions of a sequence"
         fall_back("caches as long as the window of their attention", about.why_fixed_size, instead)

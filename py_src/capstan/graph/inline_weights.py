@@ -46,8 +46,8 @@ Read = Callable[[int, int], Awaitable[bytes]]
 
 
 async def without_weights(read: Read, size: int, name: str, location: str) -> bytes:
-    """An ONNX file of `size` bytes, with its large tensors as external data of `location`, which is the same file;
-    errors call it `name`.
+    """Rewrite an ONNX file of `size` bytes without its large tensors: these become external data at their places in the
+    same file, which is called `location`. Errors call it `name`.
 
     Raises ModelFileError if the bytes are not an ONNX model.
     """

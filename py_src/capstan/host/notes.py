@@ -38,7 +38,7 @@ class Notes:
 
     async def read(self, name: str, key: str) -> str | None:
         """Read the note of this name. The result is None if there is no note for this key. It is also None if the note
-        is damaged, which is counted as a step down.
+        is damaged, which is counted as a fallback.
         """
         try:
             backing = await self._open()

@@ -51,7 +51,7 @@ class InferenceSession(OpenSession):
     `path_or_bytes` is a URL of the page's origin, a file, or the serialized model. External data is read from files
     next to the path, kept in the browser's storage unless `sess_options` turn that off, and on WebGPU shared by all
     sessions and models of the page. `providers` are names, or pairs (name, options), in order of preference:
-    'WebGpuExecutionProvider' (or 'webgpu') and 'CPUExecutionProvider' ('wasm', 'cpu'). A step down to the next one
+    'WebGpuExecutionProvider' (or 'webgpu') and 'CPUExecutionProvider' ('wasm', 'cpu'). A fallback to the next one
     gives a warning; the default is WebGPU on a hardware adapter, else the CPU. `get_providers()` returns the provider
     in use.
 

@@ -74,7 +74,7 @@ async def place_session(
     owner: str,
     keep: bool,
 ) -> Placed:
-    """Open a session on the first provider that can run the model. Each step down to a later provider is counted, with
+    """Open a session on the first provider that can run the model. Each fallback to a later provider is counted, with
     a warning. With `keep` the browser's storage may keep the data files.
 
     The default of `providers` is WebGPU on a hardware adapter, else the CPU. Raises the error of the last provider.

@@ -58,8 +58,8 @@ class PictureProcessor:
         made = [self._pixels(data, name) for data, name in zip(files, names, strict=True)]
         for each, name in zip(made, names, strict=True):
             if each.shape != made[0].shape:
-                shapes = f"{list(each.shape)} and {names[0]} {list(made[0].shape)}"
-                raise PictureError(f"{name} becomes {shapes}; give pictures of one size")
+                shapes = f"{list(each.shape)} and {list(made[0].shape)}"
+                raise PictureError(f"the shapes of {name} and {names[0]} differ: {shapes}; give pictures of one size")
         return np.stack(made)
 
     def _pixels(self, data: bytes | Rgba, name: str) -> Array:

@@ -36,7 +36,7 @@ REMEDY = "give a WAV file; `ffmpeg -i FILE -ac 1 -ar 16000 sound.wav` makes one"
 
 
 class Unread(Exception):  # noqa: N818
-    """The error for a file in another format, which its message names."""
+    """The file has another format; the message names the format."""
 
 
 @dataclass(frozen=True)

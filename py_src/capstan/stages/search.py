@@ -161,7 +161,7 @@ class SearchOptions(
         return {"do_sample": not self.greedy, **{name: round(getattr(self, name), 6) for name in PICKING}}
 
     def warn_ignored(self) -> None:
-        """Count a diversity_penalty as a step down."""
+        """Count a diversity_penalty as a fallback."""
         if self.diversity_penalty:
             reason = "neither Capstan nor onnxruntime-genai has groups of beams"
             fall_back(f"diversity_penalty {self.diversity_penalty:g}", reason, "the search ignores it")

@@ -88,7 +88,7 @@ def parse_manifest(text: str | bytes, name: str) -> Manifest:
 
 
 def manifest_of(tree: Any, name: str) -> Manifest:
-    """`parse_manifest` of parsed JSON."""
+    """The manifest in JSON that is parsed already; errors as in `parse_manifest`."""
     remedy = "write it again with build.py models shards"
     if not isinstance(tree, dict) or tree.get("format") != FORMAT or tree.get("version") != 1:
         raise ModelFileError(f"{name} is not a {FORMAT} file of version 1; {remedy}")

@@ -357,7 +357,7 @@ class WeightStore:
 
 
 def warn_damage(text: str | None, what: str) -> None:
-    """Count a step down for a `text` that could not be read, if there is one."""
+    """Count a fallback for a `text` that could not be read, if there is one."""
     if text is not None:
         fall_back(what, "it is damaged", "it is ignored, and rewritten by the next load")
 

@@ -117,11 +117,11 @@ class Launches:
 
     @property
     def reason(self) -> str:
-        """The cause of a step down to the software adapter."""
+        """The cause of a fallback to the software adapter."""
         return f"it failed with the GPU ({self.failure})" if self.failure else "Chromium finds no GPU here"
 
     def step_down(self) -> list[str]:
-        """The message about a step down from the GPU, with its cause and its cost; empty if a certain adapter was
+        """The message about a fallback from the GPU, with its cause and its cost; empty if a certain adapter was
         requested.
         """
         if self.wish != "auto":

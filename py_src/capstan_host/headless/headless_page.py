@@ -73,7 +73,7 @@ class HeadlessPage:
     device: str = "auto"
     """Decides which adapter the browser gets; see adapters_to_try."""
     say: Callable[[str], object] = to_stderr
-    """Is notified of a step down of the adapter, and with `debug` of the page's messages."""
+    """Is notified of a fallback of the adapter, and with `debug` of the page's messages."""
     debug: bool = False
     query: str = ""
     """"?trace" begins a trace with the worker, "?python=plain" starts Python without its memory snapshot."""
@@ -143,7 +143,7 @@ async def launch(
     further: Sequence[str] = (),
 ) -> Any:
     """Start a browser with the first adapter of `tried` that a page of the site at `url` gets, and with `further`
-    arguments. `say` gets the message about a step down. Raises BrowserError if the browser does not start, or if it
+    arguments. `say` gets the message about a fallback. Raises BrowserError if the browser does not start, or if it
     fails with the GPU and no other adapter is allowed.
     """
     for adapter, arguments in tried:

@@ -349,7 +349,7 @@ def launched(
     say: Callable[[str], object],
 ) -> Iterator[Browser]:
     """A headless browser with a GPU adapter: `hardware`, `software`, or for `auto` the GPU if a page of the site finds
-    one, else none; with further arguments. `say` is notified of a step down. Raises BrowserError."""
+    one, else none; with further arguments. `say` is notified of a fallback. Raises BrowserError."""
     tried = Launches(adapter, "auto")
     with contextlib.ExitStack() as serving:
         url = "" if site is None else serving.enter_context(running(StaticServer(site, {}))).url

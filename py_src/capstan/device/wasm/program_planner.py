@@ -56,7 +56,7 @@ __all__ = ["planned", "program_of"]
 def program_of(
     found: WasmGraph, config: GenaiConfig, threads: int, capture: str = "tape", *, count: bool = False
 ) -> CpuProgram | str:
-    """The program of a graph, or the reason why there is none. With `count`, a graph counts as a step down if it allows
+    """The program of a graph, or the reason why there is none. With `count`, a graph counts as a fallback if it allows
     activations in 8 bits and has no program.
     """
     if capture == "off":

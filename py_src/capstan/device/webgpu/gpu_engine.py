@@ -39,8 +39,8 @@ T = TypeVar("T")
 
 
 def js(place: Literal["engine", "sessions", "tapes", "sampling"], span: str = "") -> Callable[[T], T]:
-    """Declares which object of JavaScript has a method, or the methods of a class: the engine, its `sessions`, its
-    `tapes` or its `sampling`. A trace shows each call as a span of the given name.
+    """Declares the JavaScript object that implements a method, or all methods of a class: the engine, its `sessions`,
+    its `tapes` or its `sampling`. A trace shows each call as a span of the given name.
     """
     return lambda declared: declared
 

@@ -16,7 +16,7 @@ from .tapes.tape_scratch import TapeScratch
 __all__ = ["LONGEST", "TOGETHER", "PackedPrompts", "run_length"]
 
 TOGETHER = "prompts of several rows in the same runs"
-"""The name of these runs in warnings about steps down."""
+"""The name of these runs in warnings about fallbacks."""
 
 LONGEST = 128
 """The most tokens of a prompt that shares runs. With a 1B model on an NVIDIA H100 a run of 32 tokens takes 1.9

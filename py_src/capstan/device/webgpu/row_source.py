@@ -61,7 +61,7 @@ class RowSource:
 
     async def take(self, rows: int, capacity: int, borrowed: Borrowed | None = None) -> JointRows | None:
         """Rows of that capacity, which one step advances: released rows, or else new ones over the borrowed buffers. If
-        that is impossible, it returns None, which is a step down, and has released the buffers, but not the scratch.
+        that is impossible, it returns None, which is a fallback, and has released the buffers, but not the scratch.
         """
         await self.unused.paused()
         given = borrowed is not None and (borrowed.rows is not None or any(borrowed.sequences))

@@ -90,7 +90,7 @@ def no_progress(done: int, total: int) -> None:
 
 
 def warn_kept(folder: str, kept: Sequence[tuple[str, str]]) -> None:
-    """Warn of the weights that are not shared, as a step down; `kept` has (name, reason) for each."""
+    """Warn of the weights that are not shared, as a fallback; `kept` has (name, reason) for each."""
     for reason in dict.fromkeys(why for _, why in kept):
         names = [name for name, why in kept if why == reason]
         shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")

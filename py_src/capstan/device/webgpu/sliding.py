@@ -131,7 +131,7 @@ class SlidingWindow:
 
 
 def reached(sliding: SlidingWindow | None, length: int) -> int:
-    """The last position, at most `length`, after which a sequence can continue: it is 0, which is a step down, if the
+    """The last position, at most `length`, after which a sequence can continue: it is 0, which is a fallback, if the
     sliding caches no longer hold the window before `length`.
     """
     if sliding is None or length == 0 or sliding.holds(length):

@@ -21,7 +21,7 @@ follow a load immediately, and between two pieces.
 class UnusedTime:
     """Work that a model requested for the time when its device is unused, in order; each piece is done once.
 
-    Sequences need what the work makes only for speed. So too little memory is a step down, and the next use of a lost
+    Sequences need what the work makes only for speed. So too little memory is a fallback, and the next use of a lost
     device raises its error.
     """
 

@@ -163,7 +163,7 @@ async def rewrite(
 
 
 async def ready_graphs(data: bytes, config: GenaiConfig) -> str:
-    """The text of a GGUF file's graphs for adapters with common limits, which a site keeps ready-made."""
+    """The graphs of a GGUF file as JSON, for GPU adapters with common limits. Sites store this text ready-made."""
 
     async def open_weights(location: str) -> Never:
         raise AssertionError(f"the graph of a GGUF file reads nothing from {location}")
@@ -230,7 +230,7 @@ async def model_graphs(
 
 
 def warn_split(split: Sequence[graph.SplitWeight], caches: Sequence[graph.SplitCache], largest: int) -> None:
-    """Warn of weights and caches that are read in parts, as a step down; a load refuses those that cannot be in
+    """Warn of weights and caches that are read in parts, as a fallback; a load refuses those that cannot be in
     parts.
     """
     for what, found in (("weights", split), ("caches", caches)):

@@ -350,7 +350,7 @@ class WebGpuModel:
         return await self._steps.scored_runs(buffers, prompt, tapes)
 
     async def record_step(self, decoder: WebGpuDecoder, step: DecodeStep) -> DecodeStep:
-        """Record the step of a decoder that ran eagerly until now; without enough memory the decoder steps down to
+        """Record the step of a decoder that ran eagerly until now; without enough memory the decoder falls back to
         eager runs.
         """
         step = replace(step, note=None, unrecorded=False)

@@ -136,7 +136,7 @@ export class Sampler {
     const { positions, logits, inputIds } = targets;
     if (program === null || !program.drafts || rows !== 1 || program.drafts !== positions - 1) {
       throw new RangeError(
-        `sampler: a step of ${positions} positions does not fit a program with ${program?.drafts ?? 0} drafts`,
+        `sampler: a step of ${positions} positions and ${rows} rows needs a program of one row with ${positions - 1} drafts, not ${program?.drafts ?? 0}`,
       );
     }
     if (logits.size < positions * vocab * (logitsType === "float16" ? 2 : 4) || inputIds.size < 8 * positions) {

@@ -54,7 +54,7 @@ export class CacheBacking implements Backing {
     return storing(name, async () => {
       const last = Math.max(0, Math.ceil(size / shardSize) - 1);
       if (!write && size > 0 && !(await this.cache.match(this.address(`${name}/${last}`)))) {
-        throw new EngineError("StorageError", `${name}: its last shard is gone`);
+        throw new EngineError("StorageError", `${name}: the last shard is missing in the storage: load the file again`);
       }
       return new CachedFile(this.cache, name, this.address(name), shardSize);
     });

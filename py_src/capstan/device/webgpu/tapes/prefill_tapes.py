@@ -127,7 +127,7 @@ class PrefillTapes:
 
     The model's memory estimate leaves out a tape's memory: the buffers of its captured session, the scratch of its
     kernels, and copies of the caches during the check. If memory is too short for a tape, onnxruntime-web runs the
-    prompt, which is counted as a step down.
+    prompt, which is counted as a fallback.
     """
 
     engine: GpuEngine

@@ -114,7 +114,7 @@ class StoredTapes:
         passes: Mapping[str, str],
         spans: Mapping[str, Span] | None = None,
     ) -> None:
-        """Store a checked tape; a tape that cannot be stored is a step down."""
+        """Store a checked tape; a tape that cannot be stored is a fallback."""
         names = {self._engine.recorded_id(handle): name for name, handle in self._there(buffers).items()}
         try:
             found = await self._engine.store_tape(tape, list(names))
