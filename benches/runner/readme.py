@@ -68,8 +68,10 @@ def brief_table(reports: Sequence[dict[str, Any]]) -> str:
                 for key in ("transformers_js", "tape")
             ]
             times = gain(found, "decode greedy: Transformers.js / Capstan")
-            rows.append((model, *decode, times, *firsts))
-    names = ("Transformers.js", "ORT's capture", "**Capstan**", "times", "first token: Transformers.js", "**Capstan**")
+            rests = [shown(at(found, "rest", row, "tokens_per_s"), 0) for row in ("after a rest", "right after it")]
+            rows.append((model, *decode, times, *firsts, *rests))
+    engines = ("Transformers.js", "ORT's capture", "**Capstan**", "times")
+    names = (*engines, "first token: Transformers.js", "**Capstan**", "tokens/s after a rest", "in use")
     told = f"{'; '.join(conditions)}. Medians; equal greedy ids: {'; '.join(differing) or 'all'}."
     return f"{told}\n\n{grid('Milliseconds a token', names, rows)}"
 
@@ -132,8 +134,46 @@ def speed_tables(reports: Mapping[str, dict[str, Any]]) -> str:
     if starts:
         title = "Milliseconds from page load to the first token, caches warm"
         parts.append(grid(title, (*(title for _, title in pages), "times"), starts))
+        first = [
+            (model, *(shown(at(found, "start", key, "first_token_ms", "cold"), 0) for key, _ in pages))
+            for model, found in summaries
+            if "start" in found
+        ]
+        parts.append(grid("The same in a first visit, measured once", [title for _, title in pages], first))
+    parts += rest_grids(summaries)
+    parts += [uses_grid(model, found["uses"]) for model, found in summaries if "uses" in found]
     parts += [agreement_grid(model, found["agreement"]) for model, found in summaries if "agreement" in found]
     return "\n\n".join(parts)
+
+
+def rest_grids(summaries: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
+    """Answers after a rest and right after another one; nothing if none were measured."""
+    measured = [(model, row, answer) for model, found in summaries for row, answer in found.get("rest", {}).items()]
+    if not measured:
+        return []
+    rows = [
+        (
+            f"{model}, {row}",
+            shown(answer["first_token_ms"], 1),
+            *(shown(value, 2) for value in answer["ms_per_token"].values()),
+            shown(answer["tokens_per_s"], 0),
+        )
+        for model, row, answer in measured
+    ]
+    parts = [f"tokens {part}, ms a token" for part in measured[0][2]["ms_per_token"]]
+    title = "An answer of 100 tokens, after ten seconds of rest and in use"
+    return [grid(title, ("first token, ms", *parts, "tokens/s"), rows)]
+
+
+def uses_grid(model: str, visits: dict[str, Any]) -> str:
+    """Milliseconds to the first token of each feature's uses."""
+    names = [f"{visit}: {which}" for visit in visits for which in ("first use", "second", "later")]
+    features = next(iter(visits.values()))
+    rows = [
+        (feature, *(shown(value, 0) for found in visits.values() for value in found[feature]["first_ms"]))
+        for feature in features
+    ]
+    return grid(f"{model}, ms to the first token", names, rows)
 
 
 def agreement(report: dict[str, Any]) -> str:

@@ -150,3 +150,53 @@ def test_the_next_page_finds_the_graph_for_the_cpu(browser: Browser, site: SiteS
     assert first["phases"] == ["adapter", "files", "graph", "model.onnx", "session", "tokenizer", "weights"]
     assert first["rewrites"] == 1
     assert second == {**first, "rewrites": 0}
+
+
+FROM_TAPES = """
+import json, sys
+import capstan
+from capstan._js import host_calls
+from capstan.host import spans
+
+def made():
+    return [each.name for each in spans.end().kept].count("create a session")
+
+rest = json.loads(sys.argv[1])
+spans.begin(host_calls.now)
+async with await capstan.Model.load(next(iter(models.values())), device="webgpu") as model:
+    found = {"in the load": made()}
+    spans.begin(host_calls.now)
+    if rest:
+        await model.settled_async()
+    found["while unused"] = made()
+    spans.begin(host_calls.now)
+    params = capstan.GeneratorParams(model)
+    params.set_search_options(do_sample=False, max_length=16)
+    async with capstan.Generator(model, params) as generator:
+        generator.append_tokens([5, 6, 7])
+        found["ids"] = [token async for token in generator]
+        found["capture"] = generator.capture
+    found["in the answer"] = made()
+print(json.dumps(found))
+"""
+
+
+def test_a_page_with_stored_tapes_makes_the_session_in_unused_time_or_for_its_first_run(
+    browser: Browser, site: SiteServer
+) -> None:
+    context = browser.new_context()
+    found = []
+    for rest in (False, False, True):
+        page = context.new_page()
+        page.set_default_navigation_timeout(BOOT_MS)
+        harness = Harness(page, site.url)
+        done = harness.exec(FROM_TAPES, [MODEL], [json.dumps(rest)])
+        assert (done.status, harness.errors) == (0, []), done.stderr
+        found.append(json.loads(done.stdout))
+        page.close()
+    context.close()
+    places = [[each[where] for where in ("in the load", "while unused", "in the answer")] for each in found]
+    assert places[0][0] > 0, "nothing is stored yet"
+    assert places[1:] == [[0, 0, 0], [0, 1, 0]], "the first run makes it without a call from Python"
+    assert [each["ids"] for each in found] == [found[0]["ids"]] * 3
+    assert {each["capture"] for each in found} == {"tape"}
