@@ -61,6 +61,12 @@ def data_of(step: dict[str, Any]) -> dict[str, Any]:
             return {"gpu_ms": 0.97}
         case "operations":
             return {"operations": [{"index": 0, "label": "MatMul", "microseconds": 3.5, "bytes": 4_000_000}]}
+        case "answer":
+            slow = 3 if row == "after a rest" else 1
+            return {"arrivals_ms": [slow * (10.0 + number) for number in range(100)]}
+        case "uses":
+            times = [{"first_ms": 100.0 / (number + 1), "whole_ms": 200.0, "made_ms": {}} for number in range(10)]
+            return {"uses": {"drafts": times}}
         case "generate":
             ids = SAMPLED if row.endswith("sampled") else GREEDY
             found = {"ids": ids, "first_ms": 5 * ms, "rest_ms": 3 * ms, "capture": "tape"}
@@ -126,6 +132,9 @@ def test_medians_and_ratios_come_from_the_rounds_after_the_first(outcomes: list[
     assert ratios["page load to first token, warm: Transformers.js / Capstan"] == 2.5
     assert found["lengths"]["tape"]["128"]["prefill_tokens_per_s"] == 1000 * 128 / 5
     assert ratios["Capstan: ms a token at length 128 / at 16"] == 1
+    assert found["rest"]["after a rest"]["ms_per_token"] == {"2 to 16": 3, "17 to 40": 3, "41 to 100": 3}
+    assert found["rest"]["right after it"]["tokens_per_s"] == pytest.approx(100_000 / 109)
+    assert found["uses"]["warm page"]["drafts"]["first_ms"] == [100, 50, 12.5]
     assert set(found["ablation"]) == {"all", "none", "all but one", "all but two"}
     assert found["counters"]["tape_1"]["host_python_ms"] == pytest.approx(0.3 / 4)
 

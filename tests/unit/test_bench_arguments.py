@@ -41,7 +41,7 @@ def places(tmp_path: Path) -> Path:
 
 
 WRONG = [
-    (["--sections", "decode,speed"], "--sections names 'speed'; there are cases, start, load, decode"),
+    (["--sections", "decode,speed"], "--sections names 'speed'; there are cases, start, load, rest, decode"),
     (["--sections", ""], "--sections names ''; there are"),
     (
         ["--without", "Transformers.js"],
