@@ -363,12 +363,12 @@ async def transcript(*, model: str, prompt: list[int], tokens: int, **options: A
         return {"reply": ids, "prompt": tokenizer.decode(prompt), "text": tokenizer.decode(ids), **about}
 
 
-async def uses(*, model: str, times: int, tokens: int) -> dict[str, Any]:
-    """How long each feature takes at its first and later uses; see uses.py."""
+async def uses(*, model: str, times: int, tokens: int, function: str = "measured") -> dict[str, Any]:
+    """How long each feature takes at its first and later uses, or the pace of several rows; see uses.py."""
     module: dict[str, Any] = {}
     exec(compile(await source("uses.py"), "uses.py", "exec"), module)
     place = f"/models/{model}" if model.endswith(".gguf") else f"/models/{model}/"
-    found: dict[str, Any] = await module["measured"](place, times, tokens)
+    found: dict[str, Any] = await module[function](place, times, tokens)
     return found
 
 

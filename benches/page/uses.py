@@ -1,4 +1,5 @@
-"""How long each feature takes at its first, second and later uses in a page; runs in the page's worker.
+"""How long each feature takes at its first, second and later uses in a page, and the pace of several rows; runs in the
+page's worker.
 
 Each use has prompts of its own, of equal lengths, so that no use finds the caches of an earlier one.
 """
@@ -20,7 +21,8 @@ SHORT, LONG, ROWS, REQUESTS = 41, 1000, 4, 16
 """Tokens of a prompt, and the numbers of rows, beams and requests."""
 SCHEMA = json.dumps({"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]})
 
-Use = Callable[[Any, int, int], Awaitable[tuple[float, float]]]
+Use = Callable[[Any, int], Awaitable[tuple[float, float]]]
+"""Takes a model and a number of tokens; returns the milliseconds to the first token and to the last one."""
 
 fresh = itertools.count()
 
@@ -70,20 +72,20 @@ async def grammar(model: Any, tokens: int) -> tuple[float, float]:
     )
 
 
-async def rows(model: Any, tokens: int) -> tuple[float, float]:
-    prompts = [prompt_of(model, SHORT) for _ in range(ROWS)]
-    return await generated(model, prompts, tokens, plain, batch_size=ROWS)
+async def rows(model: Any, tokens: int, count: int = ROWS) -> tuple[float, float]:
+    prompts = [prompt_of(model, SHORT) for _ in range(count)]
+    return await generated(model, prompts, tokens, plain, batch_size=count)
 
 
 async def beams(model: Any, tokens: int) -> tuple[float, float]:
     return await generated(model, [prompt_of(model, SHORT)], tokens, plain, num_beams=ROWS)
 
 
-async def engine(model: Any, tokens: int) -> tuple[float, float]:
+async def engine(model: Any, tokens: int, count: int = REQUESTS) -> tuple[float, float]:
     begun = host_calls.now()
     served = og.Engine(model)
     requests = []
-    for _ in range(REQUESTS):
+    for _ in range(count):
         request = served.create_request()
         options = og.TurnOptions(request)
         options.set_do_sample(False)
@@ -112,12 +114,43 @@ FEATURES = {
 }
 
 
+PACES: dict[str, tuple[int, Use]] = {
+    "1 row": (1, lambda model, tokens: rows(model, tokens, 1)),
+    "8 rows": (8, lambda model, tokens: rows(model, tokens, 8)),
+    "32 rows": (32, lambda model, tokens: rows(model, tokens, 32)),
+    "4 beams": (1, beams),
+    "an engine of 1": (1, lambda model, tokens: engine(model, tokens, 1)),
+    "an engine of 16": (16, engine),
+}
+"""Sequences that a step advances, and how they are generated."""
+
+
+def opened(address: str, tokens: int) -> Any:
+    """The model, for sequences of a short prompt and `tokens` tokens without an end."""
+    config = og.Config(address)
+    config.overlay(json.dumps({"search": {"max_length": SHORT + tokens + 8}, "model": {"eos_token_id": []}}))
+    return og.Model(config)
+
+
+async def paces(address: str, times: int, tokens: int) -> dict[str, Any]:
+    """By way of generating: its sequences, and the milliseconds of a step after the first one, in each of `times` runs
+    after one that records."""
+    model = opened(address, tokens)
+    found: dict[str, Any] = {}
+    for name, (sequences, use) in PACES.items():
+        steps = []
+        for _ in range(times + 1):
+            first, whole = await use(model, tokens)
+            await model.capstan.settled_async()
+            steps.append((whole - first) / (tokens - 1))
+        found[name] = {"sequences": sequences, "step_ms": steps[1:]}
+    return {"paces": found}
+
+
 async def measured(address: str, times: int, tokens: int) -> dict[str, Any]:
     """By feature, each use's milliseconds to its first token and to its last one, and what it waited for: the spans of
     a trace that name recordings and checks, in milliseconds."""
-    config = og.Config(address)
-    config.overlay(json.dumps({"search": {"max_length": SHORT + tokens + 8}, "model": {"eos_token_id": []}}))
-    model = og.Model(config)
+    model = opened(address, tokens)
     found: dict[str, list[dict[str, Any]]] = {}
     for name, use in FEATURES.items():
         found[name] = []

@@ -203,7 +203,7 @@ def compact(step: dict[str, Any]) -> dict[str, Any]:
 def default_sections(software: bool) -> list[str]:
     """Those of a run that names none: on a software adapter only what means something there."""
     asked_for = ("load", "frames", "caches")
-    elsewhere = ("rest", "uses", "runs", "agreement", "transcript", "lengths", "gpu", "ablation")
+    elsewhere = ("rest", "uses", "rows", "runs", "agreement", "transcript", "lengths", "gpu", "ablation")
     left_out = (*asked_for, *elsewhere) if software else (*asked_for, "cases")
     return [name for name in SECTIONS if name not in left_out]
 

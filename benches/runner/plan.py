@@ -117,6 +117,7 @@ SECTIONS = {
     "caches": "ms a token with KV caches written in place and apart",
     "counters": "what WebGPU is asked for by a token, host time, GPU memory; in workers of its own",
     "uses": "the first and later uses of each feature in a page; in a worker of its own",
+    "rows": "ms a step of several rows, of beams and of an engine with several requests",
 }
 
 
@@ -184,6 +185,7 @@ def plan(
         "caches": lambda subject, measured: plan_caches(subject, measured.drawn),
         "counters": counters,
         "uses": uses,
+        "rows": rows,
     }
     for name, folder in models.items():
         subject = Subject.of(name, folder)
@@ -321,6 +323,12 @@ def uses(subject: Subject, measured: Extent) -> Iterator[Step]:
         call = {"action": "call", "contender": "capstan", "function": "uses", "args": args}
         yield {**call, "row": visit, "limit": 4 * measured.limit}
         yield {"action": "end", "row": "new workers"}
+
+
+def rows(subject: Subject, measured: Extent) -> Iterator[Step]:
+    args = {"model": subject.address, "times": measured.run_rounds, "tokens": measured.tokens, "function": "paces"}
+    call = {"action": "call", "contender": "capstan", "function": "uses", "row": "rows", "args": args}
+    yield {**call, "limit": 4 * measured.limit}
 
 
 def lengths(subject: Subject, measured: Extent) -> Iterator[Step]:

@@ -142,6 +142,13 @@ def speed_tables(reports: Mapping[str, dict[str, Any]]) -> str:
         parts.append(grid("The same in a first visit, measured once", [title for _, title in pages], first))
     parts += rest_grids(summaries)
     parts += [uses_grid(model, found["uses"]) for model, found in summaries if "uses" in found]
+    with_rows = [(model, found["rows"]) for model, found in summaries if "rows" in found]
+    if with_rows:
+        cells = [
+            (model, *(f"{shown(row['step_ms'], 2)} ({shown(row['times'], 1)})" for row in found.values()))
+            for model, found in with_rows
+        ]
+        parts.append(grid("Milliseconds a step (tokens/s, times one row's)", list(with_rows[0][1]), cells))
     parts += [agreement_grid(model, found["agreement"]) for model, found in summaries if "agreement" in found]
     return "\n\n".join(parts)
 

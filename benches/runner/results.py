@@ -8,6 +8,7 @@ from math import ceil
 from statistics import median
 from typing import Any
 
+from .answers import rest, rows, uses
 from .frames import caches, frames
 from .plan import DECODE_ROWS, OWN_WEIGHTS, Step
 
@@ -32,6 +33,7 @@ def summarize(outcomes: Iterable[Outcome]) -> dict[str, Any]:
         "load": load,
         "rest": rest,
         "uses": uses,
+        "rows": rows,
         "decode": decode,
         "runs": runs,
         "agreement": agreement,
@@ -123,46 +125,6 @@ def runs(outcomes: list[Outcome]) -> dict[str, Any]:
         if warm:
             rows[row][str(tokens)] = spread(warm)
     return dict(rows)
-
-
-PARTS = {"2 to 16": (0, 15), "17 to 40": (15, 39), "41 to 100": (39, 99)}
-"""The parts of an answer: places of arrivals between which tokens are timed."""
-
-
-def rest(outcomes: list[Outcome]) -> dict[str, Any]:
-    """By row, medians of: milliseconds to the first token, milliseconds a token in each part of the answer, tokens a
-    second of the whole answer."""
-    rows: dict[str, Any] = {}
-    for row, steps in grouped(outcomes, "row").items():
-        answers = [step["data"]["arrivals_ms"] for step in steps if step["warm"]]
-        if answers:
-            rows[row] = {
-                "first_token_ms": median(times[0] for times in answers),
-                "tokens_per_s": median(1000 * len(times) / times[-1] for times in answers),
-                "ms_per_token": {
-                    name: median((times[end] - times[begin]) / (end - begin) for times in answers)
-                    for name, (begin, end) in PARTS.items()
-                },
-            }
-    return rows
-
-
-def uses(outcomes: list[Outcome]) -> dict[str, Any]:
-    """By visit and feature: milliseconds of the first use, of the second, and the median of the last five, to the first
-    token and in all; and what each of the first two recorded and checked."""
-    visits: dict[str, Any] = {}
-    for step in (each for each in outcomes if each.get("function") == "uses"):
-        visits[step["row"]] = {
-            feature: {
-                **{
-                    what: [found[0][what], found[1][what], median(use[what] for use in found[-5:])]
-                    for what in ("first_ms", "whole_ms")
-                },
-                "made_ms": [found[0]["made_ms"], found[1]["made_ms"]],
-            }
-            for feature, found in step["data"]["uses"].items()
-        }
-    return visits
 
 
 def agreement(outcomes: list[Outcome]) -> dict[str, Any]:

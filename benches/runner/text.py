@@ -135,6 +135,12 @@ def model_lines(summary: dict[str, Any], report: dict[str, Any], model: str) -> 
             for feature, row in found.items()
         ]
         lines += columns(f"uses, {visit}: ms to the first token, ms in all", USES_HEAD, rows)
+    if "rows" in summary:
+        rows = [
+            (name, f"{row['step_ms']:.3f}", f"{row['tokens_per_s']:.0f}", f"{row['times']:.2f}")
+            for name, row in summary["rows"].items()
+        ]
+        lines += columns("several sequences", ("ms/step", "tokens/s", "times one"), rows)
     if "decode" in summary:
         said = differing(report, model, "decode")
         rows = [

@@ -75,7 +75,8 @@ def pyodide_distribution(folder: Path, packages: Sequence[str], pyodide: Path = 
     for wheel in wheels:
         by_file[wheel.name]["sha256"] = hashlib.sha256(wheel.read_bytes()).hexdigest()
     (protobuf,) = PROTOBUF_WHEELS.glob("*.whl")
-    for name, wheel in {"protobuf": protobuf, **template_wheels()}.items():
+    for wheel in (protobuf, *template_wheels()):
+        name = wheel.name.split("-")[0]
         shutil.copy(wheel, folder)
         digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
         known[name].update(version=wheel.name.split("-")[1], file_name=wheel.name, sha256=digest)

@@ -64,7 +64,7 @@ def mirror(tmp_path_factory: pytest.TempPathFactory) -> Path:
     without = {"PYYAML_FORCE_LIBYAML": "0"}
     pip("wheel", "-q", "--no-deps", "--no-cache-dir", "--no-binary=pyyaml", "-w", folder / "wheels", PYYAML, **without)
     # marimo's page has a lock file of its own, without what the wheel needs: micropip takes that from the index.
-    ours = (products.wheel(folder / "wheel"), *PROTOBUF_WHEELS.glob("*.whl"), *template_wheels().values())
+    ours = (products.wheel(folder / "wheel"), *PROTOBUF_WHEELS.glob("*.whl"), *template_wheels())
     for wheel in (*(folder / "wheels").glob("*.whl"), *ours):
         project = folder / "simple" / wheel.name.split("-")[0].lower().replace("_", "-")
         project.mkdir(parents=True)

@@ -64,6 +64,10 @@ def data_of(step: dict[str, Any]) -> dict[str, Any]:
         case "answer":
             slow = 3 if row == "after a rest" else 1
             return {"arrivals_ms": [slow * (10.0 + number) for number in range(100)]}
+        case "uses" if step["section"] == "rows":
+            return {
+                "paces": {"1 row": {"sequences": 1, "step_ms": [2.0]}, "8 rows": {"sequences": 8, "step_ms": [4.0]}}
+            }
         case "uses":
             times = [{"first_ms": 100.0 / (number + 1), "whole_ms": 200.0, "made_ms": {}} for number in range(10)]
             return {"uses": {"drafts": times}}
@@ -134,6 +138,7 @@ def test_medians_and_ratios_come_from_the_rounds_after_the_first(outcomes: list[
     assert ratios["Capstan: ms a token at length 128 / at 16"] == 1
     assert found["rest"]["after a rest"]["ms_per_token"] == {"2 to 16": 3, "17 to 40": 3, "41 to 100": 3}
     assert found["rest"]["right after it"]["tokens_per_s"] == pytest.approx(100_000 / 109)
+    assert found["rows"]["8 rows"] == {"step_ms": 4, "tokens_per_s": 2000, "times": 4}
     assert found["uses"]["warm page"]["drafts"]["first_ms"] == [100, 50, 12.5]
     assert set(found["ablation"]) == {"all", "none", "all but one", "all but two"}
     assert found["counters"]["tape_1"]["host_python_ms"] == pytest.approx(0.3 / 4)
