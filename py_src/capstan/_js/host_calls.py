@@ -263,7 +263,7 @@ def token_walks(tokens: TokenBytes) -> PageTokenWalks:
 def tokenizer_backend(tokenizer_json: str, tokenizer_config_json: str) -> PageBackend:
     """See capstan.host.Host."""
     with typed_errors():
-        return PageBackend(capstan_host.makeTokenizer(tokenizer_json))
+        return PageBackend(capstan_host.makeTokenizer(tokenizer_json.encode()))
 
 
 async def ready_made(name: str, size: int, dtype: str) -> ReadyMade | None:

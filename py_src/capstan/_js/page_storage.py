@@ -223,7 +223,7 @@ class JsBacking:
 
     async def write_text(self, name: str, text: str) -> None:
         with storage_errors():
-            await self._js.writeText(name, text)
+            await capstan_host.storage.writeText(self._js, name, text.encode())
 
     async def remove(self, name: str) -> None:
         with storage_errors():

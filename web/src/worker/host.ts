@@ -4,6 +4,7 @@
 
 import type { PyProxy } from "pyodide/ffi";
 import { type Assets, placeAssets } from "../wire/assets";
+import { withBytes } from "./crossing";
 import { GpuEngine } from "./engine";
 import { requestAdapter, requireAdapter, summarize } from "../wire/adapter";
 import { type Backing, digest, freeBytes } from "./storage/backing";
@@ -44,7 +45,7 @@ export function makeHost(assets: Assets): Record<string, unknown> {
     fetchOptional,
     fileExists,
     storage: { ...storage, load: (plan: string, ...given: AfterPlan) => loadWeights(assets, plan, ...given) },
-    makeTokenizer,
+    makeTokenizer: (json: PyProxy) => makeTokenizer(textOf(json)),
     /** Only our own site has anything ready-made; see worker.ts. */
     readyMade: (_name: string, _size: number, _dtype: string) => null as unknown,
     /** Only our own folder has the library; see worker.ts. */
@@ -92,6 +93,7 @@ const storage = {
   absolute,
   openBacking,
   readText,
+  writeText: (backing: Backing, name: string, text: PyProxy) => backing.writeText(name, textOf(text)),
   freeBytes,
   setStallTimeout,
   openSource,
@@ -100,7 +102,12 @@ const storage = {
   memory: (size: number, start: number) => new Memory(size, start),
 };
 
-/** A file's text as UTF-8, null if there is none: Pyodide copies bytes at once, and a string by characters. */
+/** The text of UTF-8 in a Python buffer. Pyodide copies bytes at once, and a string by characters: 0.1 s a megabyte. */
+function textOf(utf8: PyProxy): string {
+  return withBytes(utf8, (bytes) => new TextDecoder().decode(bytes));
+}
+
+/** A file's text as UTF-8, null if there is none. */
 async function readText(backing: Backing, name: string): Promise<Uint8Array | null> {
   const text = await backing.readText(name);
   return text === null ? null : new TextEncoder().encode(text);
