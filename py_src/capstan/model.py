@@ -240,8 +240,8 @@ class Model:
         await self._open().trim()
 
     async def settled_async(self) -> None:
-        """Wait for the tapes of prompts that the model makes while nobody uses the GPU. Measurements call it, so that
-        these tapes do not disturb them.
+        """Wait for the work that the model does while the GPU is unused, such as tapes of prompts. Measurements call
+        this method, so that the work does not disturb them.
         """
         await self._open().settled()
 
