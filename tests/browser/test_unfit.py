@@ -166,5 +166,7 @@ def test_each_generation_after_a_failed_run_tells_the_same_error(variants: Varia
 def test_an_input_that_nobody_feeds_is_found_at_load(device: str, variants: Variants, scripts: PageScripts) -> None:
     name = variants.graph(f"nano-factor-{device}", with_scalar_input)
     found = loaded(scripts, name, device=device)
-    assert found["error"] == ("UnsupportedModelError: model.onnx has an input factor [] that Capstan cannot feed")
+    assert found["error"] == (
+        "UnsupportedModelError: model.onnx has an input factor [] that Capstan cannot feed; export the model without it"
+    )
     assert found["read"] == []

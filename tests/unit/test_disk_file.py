@@ -21,5 +21,5 @@ def test_what_is_no_file_of_a_model_is_refused_and_not_waited_for(
     name, kind = case
     place = tmp_path_factory.mktemp("model")
     laid_out(place, {name: kind})
-    with pytest.raises(ModelFileError, match=f"/{name}: {KINDS[kind][1]}"):
+    with pytest.raises(ModelFileError, match=f"/{name}(:| has) {KINDS[kind][1]}"):
         asyncio.run(Model.load(place))

@@ -44,7 +44,11 @@ REFUSED = [
         '{"type": "integer", "multipleOf": 7, "minimum": 1, "maximum": 6}',
         "#/multipleOf: 7; no integer fits it and minimum 1 and maximum 6",
     ),
-    ("json_schema", json.dumps({"patternProperties": {key: {} for key in "abcdef"}}), "#: 6 patterns; use at most 5"),
+    (
+        "json_schema",
+        json.dumps({"patternProperties": {key: {} for key in "abcdef"}}),
+        "#: it has 6 patterns; use at most 5",
+    ),
     (
         "json_schema",
         '{"properties": {"ab": {}}, "required": ["ab"], "propertyNames": {"maxLength": 1}}',

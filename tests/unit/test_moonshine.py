@@ -158,12 +158,17 @@ def test_what_the_model_lacks_is_refused(transcriber: capstan.Transcriber) -> No
     [
         ("config.json", {"decoder_num_hidden_layers": 3}, UnsupportedModelError, "has no input past_key_values.2"),
         ("config.json", {"hidden_size": 49}, ConfigError, r"decoder_num_attention_heads: .* a divisor of hidden_size"),
-        ("preprocessor_config.json", {"do_normalize": True}, UnsupportedModelError, "do_normalize is True; only False"),
+        (
+            "preprocessor_config.json",
+            {"do_normalize": True},
+            UnsupportedModelError,
+            "do_normalize is True; Capstan supports only False",
+        ),
         (
             "preprocessor_config.json",
             {"sampling_rate": 8000},
             UnsupportedModelError,
-            "sampling_rate is 8000; only 16000",
+            "sampling_rate is 8000; Capstan supports only 16000",
         ),
     ],
 )

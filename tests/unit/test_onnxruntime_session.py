@@ -127,7 +127,7 @@ def test_a_configuration_entry_leaves_the_store_out(
     ("key", "value", "message"),
     [
         ("session.use_env_allocators", "1", "no session configuration entry 'session.use_env_allocators'; Capstan"),
-        ("disable_file_mapped_weights", "1", "there is 'session.disable_file_mapped_weights'"),
+        ("disable_file_mapped_weights", "1", "Capstan has 'session.disable_file_mapped_weights'"),
         ("session.disable_file_mapped_weights", "true", 'is \'true\'; it must be "0" or "1"'),
         ("session.disable_file_mapped_weights", 1, "value is 1, of type int; give a text"),
     ],

@@ -192,7 +192,9 @@ def test_every_run_of_every_row_is_made_int8_once(rows: int, k: int, group: int)
     ids=["memory", "threads", "part of a run"],
 )
 def test_what_no_cut_fits_is_refused(k: int, limits: WorkgroupLimits) -> None:
-    with pytest.raises(TapeError, match=f"rows of {k} and .* of {limits.threads} threads with {limits.memory} bytes"):
+    with pytest.raises(
+        TapeError, match=f"rows of {k} elements and .* of {limits.threads} threads with {limits.memory} bytes"
+    ):
         tune_matmul(k, limits)
 
 

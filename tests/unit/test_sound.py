@@ -239,7 +239,11 @@ CONFIGS: Mapping[str, tuple[str, type[Exception], str]] = {
     "no steps": ("{}", ConfigError, "expected feature_extraction.sequence"),
     "other steps": (of_type("NemoLogMel"), UnsupportedModelError, "its steps are AudioDecoder, STFTNorm, NemoLogMel"),
     "another rate": (changed(0, target_sample_rate=8000), UnsupportedModelError, "target_sample_rate is 8000"),
-    "no padding": (changed(2, no_padding=1), UnsupportedModelError, "LogMelSpectrum.no_padding is 1; only 0"),
+    "no padding": (
+        changed(2, no_padding=1),
+        UnsupportedModelError,
+        "LogMelSpectrum.no_padding is 1; Capstan supports only 0",
+    ),
     "another window": (changed(1, win_fn="hamming"), UnsupportedModelError, "win_fn is 'hamming'"),
     "a short window": (changed(1, hann_win=[1.0]), ConfigError, "hann_win: expected 400 numbers"),
     "a size of 0": (changed(1, n_fft=0), ConfigError, "STFTNorm.n_fft is 0; expected a whole number"),

@@ -122,5 +122,5 @@ def test_graphs_that_are_not_understood_are_refused() -> None:
     ):
         spliced_embedding(graph("model.onnx"), changed(Where="Max"), NAMES)
     other = changed(Mul="Softmax")
-    with pytest.raises(UnsupportedModelError, match=r"operators have version 18, the decoder's \d+ .*Softmax"):
+    with pytest.raises(UnsupportedModelError, match=r"operators have version 18, the decoder's have \d+ .*Softmax"):
         spliced_embedding(graph("model.onnx"), other, NAMES)

@@ -158,5 +158,5 @@ class Pieces:
 
     def error(self, at: int) -> ModelFileError:
         return ModelFileError(
-            f"{self._name}: {self._size} bytes that are not an ONNX model (byte {at}); copy or export the file again"
+            f"{self._name}: its {self._size} bytes are not an ONNX model (byte {at}); copy or export the file again"
         )
