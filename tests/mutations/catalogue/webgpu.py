@@ -8,6 +8,48 @@ __all__ = ["WEBGPU"]
 
 WEBGPU = (
     Mutation(
+        "unused_time.used",
+        "py_src/capstan/device/webgpu/unused_time.py",
+        'if self._engine.counters()["submits"] != submits or self._recording():',
+        "if self._recording():",
+        "tapes are made while the device computes",
+        unit("unused_time::test_nothing_is_done_while_the_device_is_used"),
+    ),
+    Mutation(
+        "unused_time.recording",
+        "py_src/capstan/device/webgpu/unused_time.py",
+        'if self._engine.counters()["submits"] != submits or self._recording():',
+        'if self._engine.counters()["submits"] != submits:',
+        "tapes are made beside a recording that a sequence waits for",
+        unit("unused_time::test_nothing_is_done_while_a_tape_is_recorded"),
+    ),
+    Mutation(
+        "unused_time.once",
+        "py_src/capstan/device/webgpu/unused_time.py",
+        "if what in self._done or what in self._requested:",
+        "if what in self._requested:",
+        "the same work is done again and again",
+        unit("unused_time::test_each_piece_is_done_once_in_order"),
+    ),
+    Mutation(
+        "unused_time.pause",
+        "py_src/capstan/device/webgpu/unused_time.py",
+        """            async with self._busy:
+                await self._do(what, self._requested[what])
+""",
+        "            await self._do(what, self._requested[what])\n",
+        "a sequence allocates caches although a free decoder will be back at once",
+        unit("unused_time::test_a_pause_waits_for_the_piece_under_way_only"),
+    ),
+    Mutation(
+        "loaded_model.lazy",
+        "py_src/capstan/device/webgpu/loaded_model.py",
+        "lazy=stores))",
+        "lazy=False))",
+        "a first token from stored tapes waits for onnxruntime-web",
+        browser("second_start::test_a_page_with_stored_tapes_makes_the_session_in_unused_time_or_for_its_first_run"),
+    ),
+    Mutation(
         "step_recorder.leak",
         "py_src/capstan/device/webgpu/tapes/step_recorder.py",
         "                undo.callback(self.step.engine.close_tape, fused.tape)\n",
