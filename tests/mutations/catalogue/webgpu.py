@@ -26,8 +26,8 @@ WEBGPU = (
     Mutation(
         "unused_time.once",
         "py_src/capstan/device/webgpu/unused_time.py",
-        "if what in self._done or what in self._requested:",
-        "if what in self._requested:",
+        "if what in self._known:",
+        "if not self._known:",
         "the same work is done again and again",
         unit("unused_time::test_each_piece_is_done_once_in_order"),
     ),
@@ -35,9 +35,9 @@ WEBGPU = (
         "unused_time.pause",
         "py_src/capstan/device/webgpu/unused_time.py",
         """            async with self._busy:
-                await self._do(what, self._requested[what])
+                await self._do(*self._waiting.popleft())
 """,
-        "            await self._do(what, self._requested[what])\n",
+        "            await self._do(*self._waiting.popleft())\n",
         "a sequence allocates caches although a free decoder will be back at once",
         unit("unused_time::test_a_pause_waits_for_the_piece_under_way_only"),
     ),

@@ -186,10 +186,6 @@ class WebGpuDecoder(SampledRows, SampledRow):
     async def warm_up(self) -> None:
         await self.runs.warm_up()
 
-    async def make_prompt_tape(self, length: int) -> None:
-        """Make a tape of prompt runs, which overwrites the decoder's buffers."""
-        await self.runs.make_tape(length)
-
     async def prefill(self, ids: Sequence[int], past: int) -> None:
         await self.runs.prefill(ids, past)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Hashable
 from contextlib import suppress
 
@@ -29,17 +30,18 @@ class UnusedTime:
         """`recording` returns whether a tape is being recorded for a sequence, which takes long between submits."""
         self._engine = engine
         self._recording = recording
-        self._requested: dict[Hashable, Callable[[], Awaitable[None]]] = {}
-        self._done: set[Hashable] = set()
+        self._known: set[Hashable] = set()
+        self._waiting: deque[tuple[Hashable, Callable[[], Awaitable[None]]]] = deque()
         self._working: asyncio.Task[None] | None = None
         self._busy = asyncio.Lock()
         """Held by a piece of work."""
 
     def request(self, what: Hashable, work: Callable[[], Awaitable[None]]) -> None:
         """Have a piece of work done, unless `what` was requested before."""
-        if what in self._done or what in self._requested:
+        if what in self._known:
             return
-        self._requested[what] = work
+        self._known.add(what)
+        self._waiting.append((what, work))
         if self._working is None or self._working.done():
             self._working = asyncio.ensure_future(self._work())
 
@@ -62,18 +64,15 @@ class UnusedTime:
 
     async def _work(self) -> None:
         wait = UNUSED
-        while self._requested:
+        while self._waiting:
             submits = self._engine.counters()["submits"]
             await asyncio.sleep(wait)
             if self._engine.counters()["submits"] != submits or self._recording():
                 wait = UNUSED
                 continue
             wait = BETWEEN
-            what = next(iter(self._requested))
             async with self._busy:
-                await self._do(what, self._requested[what])
-            del self._requested[what]
-            self._done.add(what)
+                await self._do(*self._waiting.popleft())
 
     async def _do(self, what: Hashable, work: Callable[[], Awaitable[None]]) -> None:
         with suppress(CapstanError):

@@ -129,7 +129,7 @@ class WebGpuModel:
             new = not any(free.capacity == capacity for free in self._free)
             one = await self._decoder(capacity, None, unrecorded=True)
             try:
-                await one.make_prompt_tape(length)
+                await one.runs.make_tape(length)
             finally:
                 await (self._drop(one) if new else self.give_back(one))
 
