@@ -58,9 +58,13 @@ async def open_model(name: str, options: dict[str, Any]) -> capstan.Model:
     if key not in loaded:
         given = {**options, "prefill_ms": float(options["prefill_ms"])} if "prefill_ms" in options else {**options}
         with caches_as_asked(given.pop("in_place", True)):
-            place = f"/models/{name}" if name.endswith(".gguf") else f"/models/{name}/"
-            loaded[key] = await capstan.Model.load(place, device="webgpu", **given)
+            loaded[key] = await capstan.Model.load(address_of(name), device="webgpu", **given)
     return loaded[key]
+
+
+def address_of(name: str) -> str:
+    """The address of a model's folder, or of its GGUF file."""
+    return f"/models/{name}" if name.endswith(".gguf") else f"/models/{name}/"
 
 
 @contextmanager
@@ -381,8 +385,7 @@ async def uses(*, model: str, times: int, tokens: int, function: str = "measured
     """How long each feature takes at its first and later uses, or the pace of several rows; see uses.py."""
     module: dict[str, Any] = {}
     exec(compile(await source("uses.py"), "uses.py", "exec"), module)
-    place = f"/models/{model}" if model.endswith(".gguf") else f"/models/{model}/"
-    found: dict[str, Any] = await module[function](place, times, tokens)
+    found: dict[str, Any] = await module[function](address_of(model), times, tokens)
     return found
 
 
