@@ -83,6 +83,7 @@ export function startContender(name) {
   return MAKERS[name]();
 }
 
+const WARM_UP_MS = 500;
 const contenders = new Map();
 
 /** The contender with its worker, started when it is first wanted. */
@@ -92,10 +93,17 @@ function contender(name) {
 }
 
 const ACTIONS = {
-  /** The result of a contender's function, after an untimed call for `warm_up` tokens if the plan has one. */
+  /** The result of a contender's function. If the plan has `warm_up` tokens, untimed calls for as many precede it: one
+   * that ends all preparations, then others until the GPU's clock is up. */
   call: async ({ contender: name, function: called, args, warm_up: tokens }) => {
     const called_upon = await contender(name);
-    if (tokens) await called_upon.call(called, { ...args, tokens });
+    if (tokens) {
+      const warmUp = () => called_upon.call(called, { ...args, tokens });
+      await warmUp();
+      const begun = performance.now();
+      do await warmUp();
+      while (performance.now() - begun < WARM_UP_MS);
+    }
     return called_upon.call(called, args);
   },
   /** The same beside a page that draws; without a function it draws alone, for `alone` ms. */

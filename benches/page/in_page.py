@@ -25,8 +25,6 @@ import capstan
 from capstan._js import host_calls
 from capstan.device import probe
 
-RESTED_MS = 100
-"""After a wait of so many milliseconds the GPU's clock is down."""
 loaded: dict[str, capstan.Model] = {}
 encoded: dict[tuple[str, str | None], list[int]] = {}
 """The ids of prompts that were given as text, by the model's file."""
@@ -176,21 +174,8 @@ async def generate(
             decoder: Any = generator._loop.decoder
             found |= {"began": js.performance.timeOrigin + start, "run_tokens": decoder.runs.pace.size}
         found |= {"capture": generator.capture, "capture_note": generator.capture_note}
-    await settle(opened, given, tokens)
+    await opened.settled_async()  # Work of unused time would disturb the next call.
     return found
-
-
-async def settle(opened: capstan.Model, prompt: list[int], tokens: int) -> None:
-    """Wait for tapes that are made in unused time, which would disturb the next contender. The GPU rests before they
-    are made; then the prompt and its tokens run once more, so that the next call finds it in use.
-    """
-    begun = host_calls.now()
-    await opened.settled_async()
-    if host_calls.now() - begun > RESTED_MS:
-        async with capstan.Generator(opened, parameters(opened, len(prompt) + tokens, None, None)) as generator:
-            generator.append_tokens(prompt)
-            async for _ in generator:
-                pass
 
 
 async def answer(
@@ -210,7 +195,7 @@ async def answer(
     async with capstan.Generator(opened, parameters(opened, len(given) + tokens, None, None)) as generator:
         generator.append_tokens(given)
         arrivals = [host_calls.now() - start async for _ in generator]
-    await settle(opened, given, tokens)
+    await opened.settled_async()  # Work of unused time would disturb the next call.
     return {"arrivals_ms": arrivals}
 
 

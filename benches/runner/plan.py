@@ -234,7 +234,7 @@ def placed(asked: Step) -> Step:
 
 WARM_UP_DECODE = 32
 WARM_UP_PROMPT = 4
-"""Tokens of the untimed call before each timed one, of the same contender with the same prompt: a GPU that a contender
+"""Tokens of the untimed calls before each timed one, of the same contender with the same prompt: a GPU that a contender
 leaves idle between its tokens clocks down, which would slow the next one."""
 
 
@@ -264,7 +264,7 @@ def decode(subject: Subject, measured: Extent) -> Iterator[Step]:
         # The first round warms everything up, and in order: a replay repeats bursts that were seen.
         for row in rotated(DECODE_ROWS, subject, max(0, turn - 1)):
             call = row.call(asked, model=subject.address, tokens=measured.tokens)
-            yield {**call, **placed(asked), "round": turn, "warm": turn > 0, "warm_up": WARM_UP_DECODE}
+            yield {**call, **placed(asked), "round": turn, "warm": turn > 0, "warm_up": WARM_UP_DECODE if turn else 0}
 
 
 def runs(subject: Subject, measured: Extent) -> Iterator[Step]:
@@ -273,7 +273,7 @@ def runs(subject: Subject, measured: Extent) -> Iterator[Step]:
             asked = subject.prompt(turn)
             for row in rotated(RUN_ROWS, subject, turn):
                 call = row.call(asked, model=subject.address, tokens=tokens)
-                said = {"tokens": tokens, "round": turn, "warm": turn > 0, "warm_up": WARM_UP_DECODE}
+                said = {"tokens": tokens, "round": turn, "warm": turn > 0, "warm_up": WARM_UP_DECODE if turn else 0}
                 yield {**call, **placed(asked), **said}
 
 
@@ -339,7 +339,13 @@ def lengths(subject: Subject, measured: Extent) -> Iterator[Step]:
         for turn in range(measured.length_rounds + 1):
             for row in rotated(LENGTH_ROWS, subject, turn):
                 call = row.call(asked, model=subject.address, tokens=measured.length_tokens)
-                yield {**call, "round": turn, "warm": turn > 0, "length": length, "warm_up": WARM_UP_PROMPT}
+                yield {
+                    **call,
+                    "round": turn,
+                    "warm": turn > 0,
+                    "length": length,
+                    "warm_up": WARM_UP_PROMPT if turn else 0,
+                }
 
 
 def gpu(subject: Subject, measured: Extent) -> Iterator[Step]:
