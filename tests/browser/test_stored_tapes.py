@@ -206,7 +206,8 @@ params = capstan.GeneratorParams(model)
 params.set_search_options(do_sample=False, max_length=40)
 generator = capstan.Generator(model, params)
 generator.append_tokens([5, 6, 7])
-await generator.generate_next_token_async()
+async for _ in generator:
+    pass
 """
 
 
