@@ -152,8 +152,79 @@ def test_escape_stops_an_answer_and_what_a_page_brings_goes_with_its_turn(answer
     assert (told(page), page.evaluate(MESSAGES)) == ([["answer", "abort"]], ["wait", "so "])
     page.locator("#other").get_by_role("button", name="Answer again").click()
     page.evaluate("() => chat.stop()")
+    for place in ("answer", "below", "actions"):
+        expect(page.locator("#other > button", has_text=place)).to_be_hidden()
+    page.locator("#other").get_by_role("button", name="Earlier version").click()
+    for place in ("answer", "below", "actions"):
+        expect(page.locator("#other").get_by_role("button", name=f"My {place}")).to_be_enabled()
+    page.evaluate("() => chat.clear()")
     expect(page.locator("#other > button")).to_have_count(0)
     assert told(page) == [["answer", "abort"]]
+
+
+def test_an_edited_turn_stays_beside_the_new_one_with_those_after_it(answered: Page) -> None:
+    page = answered
+    for text in ("one", "two"):
+        say(page, text)
+    page.locator("#other").get_by_role("button", name="Edit").first.click()
+    say(page, "uno")
+    versions = page.locator("#other .versions:visible")
+    expect(versions).to_have_text("‹2 / 2›")
+    assert echoes(page) == ["uno"]
+    expect(page.locator("#other").get_by_role("button", name="Later version")).to_be_disabled()
+    page.locator("#other").get_by_role("button", name="Earlier version").click()
+    assert (echoes(page), page.evaluate(MESSAGES)) == (["one", "two"], ["one", "so one", "two", "so two"])
+    expect(versions).to_have_text("‹1 / 2›")
+    say(page, "three")
+    page.locator("#other").get_by_role("button", name="Later version").click()
+    page.locator("#other").get_by_role("button", name="Earlier version").click()
+    assert echoes(page) == ["one", "two", "three"]
+
+
+def test_a_saved_conversation_comes_back_with_all_its_versions(answered: Page) -> None:
+    page = answered
+    for text in ("one", "two"):
+        say(page, text)
+    page.evaluate("() => chat.send('uno', chat.turns[0])")
+    page.evaluate("() => { chat.turns[0].data = { mine: [1] }; window.saved = JSON.stringify(chat.save()); }")
+    page.locator("#other #clear").click()
+    assert echoes(page) == []
+    page.evaluate("() => chat.restore(JSON.parse(saved))")
+    assert (echoes(page), page.evaluate(MESSAGES)) == (["uno"], ["uno", "so uno"])
+    assert page.evaluate("() => JSON.stringify(chat.save()) === saved")
+    page.locator("#other").get_by_role("button", name="Earlier version").click()
+    assert echoes(page) == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ("saved.turns[1].before = 1", "turn 1 is damaged"),
+        ("saved.turns[0].asked = 3", "turn 0 is damaged"),
+        ("saved.shown = 7", "the last turn that is shown is damaged"),
+    ],
+)
+def test_a_damaged_conversation_is_refused_and_the_present_one_stays(answered: Page, change: str, what: str) -> None:
+    page = answered
+    for text in ("one", "two"):
+        say(page, text)
+    refusal = f"() => {{ const saved = chat.save(); {change}; try {{ chat.restore(saved) }} catch (e) {{ return e }} }}"
+    code = page.evaluate(refusal.replace("return e ", "return [e.code, e.message] "))
+    assert code == ["OptionError", f"the conversation cannot be restored: {what}; give what save() returned"]
+    assert echoes(page) == ["one", "two"]
+
+
+def test_a_stopped_answer_is_continued_in_its_own_turn(answered: Page) -> None:
+    page = answered
+    say(page, "wait")
+    page.keyboard.press("Escape")
+    expect(page.locator("#other #conversation")).to_have_attribute("aria-busy", "false")
+    page.evaluate("() => { void chat.resume(chat.turns[0]) }")
+    expect(page.locator("#other #conversation")).to_have_attribute("aria-busy", "true")
+    page.keyboard.press("Escape")
+    expect(page.locator("#other #conversation")).to_have_attribute("aria-busy", "false")
+    assert page.evaluate(MESSAGES) == ["wait", "so so "]
+    expect(page.locator("#other .versions:visible")).to_have_count(0)
 
 
 def test_a_policy_against_inline_styles_lets_the_elements_own_in(answered: Page) -> None:

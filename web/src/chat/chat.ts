@@ -10,9 +10,12 @@ import type { Answer, CapstanChatEvents } from "./chat_events";
 import { showFailure } from "./chat_errors";
 import { ModelAnswers, objectIn, refused } from "./chat_model";
 import { build, hasMouse, LABEL, type Parts } from "./chat_parts";
+import { ChatLog } from "./chat_log";
+import { checkSaved, type SavedConversation } from "./chat_tree";
 import { ChatTurn } from "./chat_turn";
 import { loadStatus } from "../page/progress";
 
+export type { SavedConversation, SavedTurn } from "./chat_tree";
 export { ChatTurn, type TurnPlace } from "./chat_turn";
 export type { Answer, CapstanChatAttributes, CapstanChatEvents, CapstanChatHandlers } from "./chat_events";
 
@@ -39,7 +42,7 @@ export interface CapstanChat {
 export class CapstanChat extends Element {
   static readonly observedAttributes: readonly string[] = ATTRIBUTES;
   private readonly parts: Parts;
-  private readonly shown: ChatTurn[] = [];
+  private readonly log: ChatLog;
   /** Ends the loaded model, or the load that is under way. */
   private ending: AbortController | null = null;
   /** The page's function, or the one that calls the model; null without either. */
@@ -52,6 +55,10 @@ export class CapstanChat extends Element {
     super();
     const root = this.attachShadow({ mode: "open", delegatesFocus: true });
     this.parts = build(root);
+    this.log = new ChatLog(this.parts, () => {
+      this.showBusy();
+      this.tell("capstan-turns", null);
+    });
     const { form, prompt, stop, clear, keep } = this.parts;
     form.addEventListener("submit", (event) => {
       event.preventDefault();
@@ -78,7 +85,7 @@ export class CapstanChat extends Element {
   /** The conversation so far, without the reasoning of its answers. */
   get messages(): readonly Message[] {
     const system = this.getAttribute("system");
-    const said = this.shown.flatMap((turn) => [
+    const said = this.turns.flatMap((turn) => [
       { role: "user", content: turn.asked },
       ...(turn === this.answering ? [] : [{ role: "assistant", content: turn.reply }]),
     ]);
@@ -86,7 +93,7 @@ export class CapstanChat extends Element {
   }
 
   get turns(): readonly ChatTurn[] {
-    return [...this.shown];
+    return this.log.tree.shown;
   }
 
   /** The text in the field. */
@@ -140,29 +147,49 @@ export class CapstanChat extends Element {
   }
 
   /**
-   * Send a message and have it answered; resolves when the answer has ended. With `instead` the message replaces that
-   * turn and those after it. The answer continues `begun`.
+   * Send a message and have it answered; resolves when the answer has ended. With `instead` the message takes the place
+   * of that turn, which stays beside it, with those after it. The answer continues `begun`.
    */
   async send(text: string, instead: ChatTurn | null = null, begun = ""): Promise<void> {
-    const { answers, editing } = this;
-    if (!answers || this.work) return;
+    const { editing } = this;
+    const { tree } = this.log;
+    if (!this.answers || this.work) return;
     this.showError(null);
     if (!text.trim()) {
       const message = "the prompt is empty; write something";
       this.showError(new CapstanError({ type: "PromptError", message }));
       return;
     }
-    const gone = instead && this.shown.includes(instead) ? this.shown.splice(this.shown.indexOf(instead)) : [];
-    for (const { element } of gone) element.remove();
-    const turn = new ChatTurn(text, this, {
-      edit: (turn) => this.edit(turn),
-      again: (turn) => void this.send(turn.asked, turn),
-      grow: (add) => this.grow(add),
-    });
+    const replaced = instead && tree.has(instead) ? instead : null;
+    const turn = this.turnOf(text);
     turn.answer = begun;
-    this.put(turn);
+    tree.add(turn, replaced ? tree.before(replaced) : (tree.shown.at(-1) ?? null));
+    this.log.update();
     if (editing || text === this.value) this.value = "";
     this.mark(null);
+    await this.run(turn, () => {
+      if (turn.answer !== begun || !tree.has(turn)) return;
+      // The conversation is what it was before.
+      const gone = tree.remove(turn);
+      if (replaced) tree.choose(replaced);
+      this.log.forget(gone);
+      if (editing) this.mark(editing);
+      if (editing || !instead) this.value ||= text;
+    });
+  }
+
+  /** Have the answer of the last turn continued; resolves when it has ended. */
+  async resume(turn: ChatTurn): Promise<void> {
+    if (!this.answers || this.work || turn !== this.turns.at(-1)) return;
+    this.showError(null);
+    turn.note = "";
+    await this.run(turn, () => {});
+  }
+
+  /** Have a turn answered. `fail` is called, before the failure is shown, if the answer was not stopped by the user. */
+  private async run(turn: ChatTurn, fail: () => void): Promise<void> {
+    const answers = this.answers!;
+    const { answer: begun } = turn;
     let finishReason = "";
     await this.occupy(async (signal) => {
       this.answering = turn;
@@ -172,20 +199,13 @@ export class CapstanChat extends Element {
       } catch (error) {
         if (signal.aborted) finishReason = "abort";
         else if (turn.answer !== begun) turn.note = "broken off";
-        else if (this.shown.includes(turn)) {
-          // The conversation is what it was before.
-          this.rewind(turn, false);
-          this.put(...gone.splice(0));
-          if (editing) this.mark(editing);
-          if (editing || !instead) this.value ||= text;
-        }
+        if (!signal.aborted) fail();
         throw error;
       } finally {
         if (this.answering === turn) this.answering = null;
       }
     }, turn);
-    for (const turn of gone) turn.discard();
-    if (finishReason && this.shown.includes(turn))
+    if (finishReason && this.turns.includes(turn))
       this.tell("capstan-answer", { messages: this.messages, finishReason });
   }
 
@@ -214,23 +234,37 @@ export class CapstanChat extends Element {
     if (failure) this.showError(failure);
   }
 
-  /** Go back to a turn: those after it go, and with `included` false the turn itself. */
+  /** Go back to a turn: those after it are deleted, and with `included` false the turn itself. */
   rewind(turn: ChatTurn, included = true): void {
-    const at = this.shown.indexOf(turn);
-    if (at < 0) return;
-    for (const gone of this.shown.splice(at + (included ? 1 : 0))) {
-      gone.element.remove();
-      gone.discard();
-    }
-    this.parts.welcome.hidden = this.shown.length > 0;
+    const { tree } = this.log;
+    this.log.forget(included ? tree.cut(turn) : tree.remove(turn));
   }
 
   /** Begin a new conversation; an answer that is under way is stopped. */
   clear(): void {
     void this.stop();
     this.keep();
-    if (this.shown[0]) this.rewind(this.shown[0], false);
-    this.showBusy();
+    this.log.forget(this.log.tree.clear());
+  }
+
+  /** The whole conversation, also an answer that is under way, for `restore`. */
+  save(): SavedConversation {
+    return this.log.tree.save();
+  }
+
+  /** Show a saved conversation in place of the present one. Throws OptionError for one that is damaged. */
+  restore(saved: SavedConversation): void {
+    checkSaved(saved);
+    this.clear();
+    const turns: ChatTurn[] = [];
+    for (const { asked, answer, note, continues, before, data } of saved.turns) {
+      const turn = this.turnOf(asked);
+      Object.assign(turn, { continues, answer, note, data });
+      this.log.tree.add(turn, before === null ? null : turns[before]!);
+      turns.push(turn);
+    }
+    if (saved.shown !== null) this.log.tree.choose(turns[saved.shown]!);
+    this.log.update();
   }
 
   /** Show the progress, with a bar once a part is done; a `total` of 0 is unknown. */
@@ -266,7 +300,7 @@ export class CapstanChat extends Element {
 
   attributeChangedCallback(name: Attribute, before: string | null, now: string | null): void {
     if (name === "placeholder" || name === "label") this.name();
-    else if (name === "plain") for (const turn of this.shown) turn.chooseForm();
+    else if (name === "plain") for (const turn of this.turns) turn.chooseForm();
     else if (name !== "run-options" && this.ending && before !== now) this.load();
   }
 
@@ -346,24 +380,20 @@ export class CapstanChat extends Element {
   private mark(editing: ChatTurn | null): void {
     this.editing = editing;
     this.parts.keep.hidden = !editing;
-    const at = editing ? this.shown.indexOf(editing) : Infinity;
-    this.shown.forEach(({ element }, index) => element.classList.toggle("replaced", index >= at));
+    this.log.mark(editing);
   }
 
-  private put(...turns: ChatTurn[]): void {
-    const { log, list, welcome } = this.parts;
-    this.shown.push(...turns);
-    list.append(...turns.map(({ element }) => element));
-    welcome.hidden = this.shown.length > 0;
-    log.scrollTop = log.scrollHeight;
-  }
-
-  /** Let an answer grow, and keep its end in sight; a user who scrolled back to read is left there. */
-  private grow(add: () => void): void {
-    const { log } = this.parts;
-    const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
-    add();
-    if (atEnd) log.scrollTop = log.scrollHeight;
+  private turnOf(asked: string): ChatTurn {
+    return new ChatTurn(asked, this, {
+      edit: (turn) => this.edit(turn),
+      again: (turn) => void this.send(turn.asked, turn),
+      choose: (turn) => {
+        this.keep();
+        this.log.tree.choose(turn);
+        this.log.update();
+      },
+      grow: (add) => this.log.grow(add),
+    });
   }
 
   private showBusy(): void {
@@ -371,9 +401,9 @@ export class CapstanChat extends Element {
     const focused = this.shadowRoot!.activeElement;
     send.disabled = this.busy || !this.answers;
     stop.disabled = !this.busy;
-    clear.disabled = this.busy || this.shown.length === 0;
+    clear.disabled = this.busy || this.turns.length === 0;
     if (!this.busy) progress.hidden = true;
-    for (const turn of this.shown) turn.setBusy(this.busy, turn === this.work?.turn);
+    for (const turn of this.turns) turn.setBusy(this.busy, turn === this.work?.turn);
     log.setAttribute("aria-busy", String(this.busy));
     // A button that is disabled loses the focus.
     if ((focused === send || focused === stop) && hasMouse()) prompt.focus({ preventScroll: true });

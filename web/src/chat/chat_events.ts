@@ -15,6 +15,8 @@ export interface CapstanChatEvents {
   "capstan-error": CustomEvent<CapstanError>;
   /** Whether something is under way, so that nothing can be sent. */
   "capstan-busy": CustomEvent<boolean>;
+  /** Turns came, went, or took the place of others. */
+  "capstan-turns": CustomEvent<null>;
   /** The user began a new conversation. */
   "capstan-clear": CustomEvent<null>;
 }

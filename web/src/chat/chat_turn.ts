@@ -11,6 +11,8 @@ export type TurnPlace = "answer" | "below" | "actions";
 export interface TurnActions {
   edit: (turn: ChatTurn) => void;
   again: (turn: ChatTurn) => void;
+  /** Show a turn in place of this one. */
+  choose: (turn: ChatTurn) => void;
   /** Called around each growth of the answer. */
   grow: (add: () => void) => void;
 }
@@ -25,13 +27,16 @@ export class ChatTurn {
   private readonly text = made("span", { part: "message assistant", className: "text" });
   private readonly words: AnswerText;
   private readonly about = made("p", { part: "note", className: "about" });
+  private readonly versions = made("span", { part: "versions", className: "versions", hidden: true });
+  /** The page's own, stored with the turn. */
+  data: unknown;
   private disabled = false;
   private continuing = false;
 
   constructor(
     readonly asked: string,
     private readonly host: HTMLElement,
-    actions: TurnActions,
+    private readonly actions: TurnActions,
   ) {
     const said = made("div", { className: "said" });
     const place = made("slot", { name: `answer-${this.number}` });
@@ -48,6 +53,7 @@ export class ChatTurn {
     const row = made("div", { className: "turn-actions" });
     const copy = button("Copy", () => void copied(copy, this.continues ? this.asked + this.reply : this.reply));
     row.append(
+      this.versions,
       this.about,
       button("Edit", () => actions.edit(this)),
       button("Again", () => actions.again(this), "Answer again"),
@@ -117,6 +123,23 @@ export class ChatTurn {
   chooseForm(): void {
     this.words.form = this.continuing ? "source" : this.host.hasAttribute("plain") ? "plain" : "markdown";
     this.text.classList.toggle("markdown", this.words.form === "markdown");
+  }
+
+  /** For the element: offer the turns of which this is one, the others beside it. */
+  showBeside(turns: readonly ChatTurn[]): void {
+    const at = turns.indexOf(this);
+    this.versions.hidden = turns.length < 2;
+    if (this.versions.hidden) return;
+    const step = (text: string, to: ChatTurn | undefined, label: string): HTMLButtonElement => {
+      const found = button(text, () => to && this.actions.choose(to), label);
+      found.ariaDisabled = to ? null : "true";
+      return found;
+    };
+    this.versions.replaceChildren(
+      step("‹", turns[at - 1], "Earlier version"),
+      made("span", { textContent: `${at + 1} / ${turns.length}` }),
+      step("›", turns[at + 1], "Later version"),
+    );
   }
 
   /** Show an element of the page in this turn; it goes with the turn, or by its own `remove()`. */
