@@ -207,7 +207,9 @@ async def read_files(host: Host, folder: str) -> tuple[Mapping[str, Any], dict[s
         host.read_optional(folder, "config.json"), *(host.read_optional(folder, name) for name in names)
     )
     if config is None:
-        raise ModelFileError(f"{folder}config.json is missing; put it beside tokenizer.json")
+        raise ModelFileError(
+            f"{folder}config.json is missing; check the model's address, or put the file beside tokenizer.json"
+        )
     files = with_tokenizer(folder, dict(zip(names, others, strict=True)))
     return parse_object(config, folder + "config.json"), files
 

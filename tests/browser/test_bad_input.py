@@ -76,7 +76,7 @@ def make(variants: Variants, what: str) -> str:
 
 FOLDERS = {
     "no-folder": ("ModelFileError", ["no-folder/genai_config.json", "404"]),
-    "no-config": ("ModelFileError", ["no-config/genai_config.json", "404", "check the model folder"]),
+    "no-config": ("ModelFileError", ["no-config/genai_config.json", "404", "check the model's address"]),
     "no-graph": ("ModelFileError", ["no-graph/model.onnx", "404"]),
     "no-weights": ("ModelFileError", ["no-weights/model.onnx.data", "404"]),
     "no-tokenizer": ("ModelFileError", ["no-tokenizer/tokenizer.json is missing", "copy the tokenizer"]),
@@ -297,9 +297,9 @@ def test_what_is_no_model_folder_is_refused(path: str, said: str, harness: Harne
 def test_without_webgpu_it_cannot_be_had_and_auto_takes_wasm(scripts: PageScripts) -> None:
     found = scripts.run("refusals", "without_webgpu", "nano-llama", model="nano-llama")
     assert found["webgpu"].startswith(
-        "DeviceUnavailableError: device='webgpu' was requested and this browser offers no"
+        'DeviceUnavailableError: the device "webgpu" was requested, but this browser offers no'
     )
-    assert "device='wasm'" in found["webgpu"]
+    assert 'use the device "auto" or "wasm"' in found["webgpu"]
     assert found["auto"] == "wasm"
 
 

@@ -34,7 +34,7 @@ def test_a_worker_that_fails_while_it_starts_is_ended(blank_page: Page, page_err
     answer = {"content_type": "text/javascript", "headers": ISOLATED, "body": OUT_OF_ORDER}
     blank_page.route("**/worker.js", lambda route: route.fulfill(**answer))
     message = blank_page.evaluate(START)
-    assert message.startswith("DeviceUnavailableError: the worker failed: ")
+    assert message.startswith("StartError: the worker failed: ")
     assert "out of order" in message
     deadline = time.monotonic() + 60
     while blank_page.workers and time.monotonic() < deadline:

@@ -70,14 +70,18 @@ class Told:
     """Whether that is device='wasm'."""
 
 
-NO_ADAPTER = Told(
-    "DeviceUnavailableError",
-    "device='webgpu' was requested and this browser offers no WebGPU adapter; ",
-    "use device='wasm', or a browser with WebGPU",
-)
+OTHER = 'use the device "auto" or "wasm", or '
 TOLD = {
-    "no WebGPU": NO_ADAPTER,
-    "no adapter": NO_ADAPTER,
+    "no WebGPU": Told(
+        "DeviceUnavailableError",
+        'the device "webgpu" was requested, but this browser has no WebGPU; ',
+        f"{OTHER}a browser with WebGPU",
+    ),
+    "no adapter": Told(
+        "DeviceUnavailableError",
+        'the device "webgpu" was requested, but this browser offers no GPU adapter; ',
+        f"{OTHER}turn on graphics acceleration in the browser's settings",
+    ),
     "no f16": Told(
         "DeviceUnavailableError",
         "the model computes in float16",

@@ -89,7 +89,7 @@ def test_requests_are_rejected_with_the_reason_why_a_new_worker_does_not_start(
     assert [answer["code"] for answer in found] == ["WorkerLostError"] * 2, found
     for _ in range(2):
         [refused] = blank_page.evaluate(ASK, [LIST])
-        assert refused["code"] == "DeviceUnavailableError", refused
+        assert refused["code"] == "StartError", refused
         assert "the worker failed: " in refused["message"]
         assert "out of order" in refused["message"]
     page_errors.clear()

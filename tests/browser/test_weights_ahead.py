@@ -227,7 +227,8 @@ def test_a_download_that_was_begun_ends_by_abort_and_fails_as_any_other(
         held[-1].fulfill(status=403)
         assert failed.release() == {
             "code": "ModelFileError",
-            "message": f"{site.url.rstrip('/')}{DATA}: the weights cannot be read (HTTP 403); check the model folder",
+            "message": f"{site.url.rstrip('/')}{DATA}: the weights cannot be read (HTTP 403); sign in to its "
+            "server, or have it give the model's files without a login",
         }
 
 

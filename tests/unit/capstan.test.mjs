@@ -430,22 +430,22 @@ test("a load that fails ends its worker and tells the remedy", async () => {
 });
 
 for (const [answer, reason] of [
-  [() => new Response("", { status: 404 }), "HTTP 404"],
+  [() => new Response("", { status: 404 }), "HTTP 404); serve the whole folder"],
   [
     () => new Response("<html>", { headers: { "Content-Type": "text/html" } }),
-    "the server answers with an HTML page, as for addresses that it does not know",
+    "the server answers with an HTML page, as for addresses that it does not know); serve the whole folder",
   ],
   [
     () => new Response("", { headers: { "Content-Type": "text/plain" } }),
-    "the server calls it text/plain, not text/javascript",
+    "the server calls it text/plain); have it send text/javascript as the Content-Type",
   ],
   [
     () => new Response("", { headers: { "Content-Type": "text/javascript" } }),
-    "it is there, but the browser refused it: see the console, and the page's Content-Security-Policy",
+    "it is there, but the browser refused it); see the console, and the page's Content-Security-Policy",
   ],
   [
     () => Promise.reject(new TypeError("refused")),
-    "TypeError: refused: is it there, and does its server allow this page by CORS headers?",
+    "TypeError: refused); check that the server of this page runs, and that no browser extension blocks the request",
   ],
 ]) {
   test(`a worker that does not start is told with its file and the reason: ${reason}`, async () => {
@@ -454,7 +454,7 @@ for (const [answer, reason] of [
     globalThis.fetch = async () => answer();
     try {
       const error = await failure(load({ assetsUrl: "/assets/" }));
-      const told = `the worker failed: http://page.test/assets/worker.js cannot be loaded (${reason}); serve the whole`;
+      const told = `the worker failed: http://page.test/assets/worker.js cannot be loaded (${reason}`;
       assert.deepEqual([error.code, error.message.slice(0, told.length), ended], ["StartError", told, 1]);
     } finally {
       globalThis.fetch = fetch;

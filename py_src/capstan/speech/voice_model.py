@@ -128,7 +128,10 @@ async def symbols_of(host: Host, folder: str) -> dict[str, int]:
     """
     config = await host.read_optional(folder, "config.json")
     if config is None:
-        raise ModelFileError(f"{folder}config.json is missing; put it beside tokenizer.json and voices/")
+        raise ModelFileError(
+            f"{folder}config.json is missing; check the model's address, or put the file beside tokenizer.json "
+            "and voices/"
+        )
     about = parse_object(config, folder + "config.json")
     kind, vocab = about.get("model_type"), about.get("vocab")
     if kind != MODEL_TYPE and not ("istftnet" in about and vocab):

@@ -549,8 +549,8 @@ PAGE = (
         unit("web_api"),
     ),
     Mutation(
-        "assets.opaque",
-        "web/src/wire/assets.ts",
+        "load_failure.opaque",
+        "web/src/wire/load_failure.ts",
         'if (globalThis.origin === "null")',
         'if (globalThis.origin === "")',
         "the error in a sandboxed frame names no remedy",

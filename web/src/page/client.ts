@@ -312,7 +312,7 @@ export class Client {
   /** The worker is of no use any more. */
   private lost(reason: string): void {
     if (this.booted) {
-      this.booted.reject(new EngineError("DeviceUnavailableError", `the worker failed: ${reason}`));
+      this.booted.reject(new EngineError("StartError", `the worker failed: ${reason}`));
       return;
     }
     const message = `the worker died: ${reason}; another one is started, ask again`;

@@ -2,6 +2,7 @@
 
 import { Client, type StartOptions } from "./client";
 import { asCapstanError, CapstanError } from "../wire/errors";
+import { SERVE_FOLDER } from "../wire/load_failure";
 import { callable, flag, type Kinds, milliseconds, signal, text } from "./kinds";
 import { LoadMeter, type LoadProgress } from "./progress";
 import type { Attached, CapstanEvent, Request } from "../wire/protocol";
@@ -111,11 +112,6 @@ export function pageAddress(): string {
 function startFailure(error: unknown): CapstanError {
   const known = asCapstanError(error, 0);
   const { code, message, traceback } = known;
-  if (code === "OptionError") return known;
-  const remedy =
-    "serve the whole folder capstan/ of the package (npx capstan-webgpu copy DIRECTORY) and give its address as assetsUrl";
-  return new CapstanError(
-    { type: code === "ClosedError" ? code : "StartError", message: `${message}; ${remedy}`, traceback },
-    0,
-  );
+  if (code === "OptionError" || code === "StartError" || code === "ClosedError") return known;
+  return new CapstanError({ type: "StartError", message: `${message}; ${SERVE_FOLDER}`, traceback }, 0);
 }

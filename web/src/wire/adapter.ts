@@ -147,11 +147,17 @@ export async function requireAdapter(): Promise<GPUAdapter> {
         "start the browser again, then load the model again; device='wasm' needs no GPU",
     );
   }
-  throw new EngineError(
-    "DeviceUnavailableError",
-    "device='webgpu' was requested and this browser offers no WebGPU adapter; " +
-      "use device='wasm', or a browser with WebGPU",
-  );
+  throw new EngineError("DeviceUnavailableError", `the device "webgpu" was requested, but ${lack()}`);
+}
+
+/** Why there is no adapter, with the remedy. */
+function lack(): string {
+  const other = 'use the device "auto" or "wasm"';
+  if ((globalThis.navigator as Navigator | undefined)?.gpu)
+    return `this browser offers no GPU adapter; ${other}, or turn on graphics acceleration in the browser's settings`;
+  if (globalThis.isSecureContext === false)
+    return `a page of ${globalThis.origin} has no WebGPU; ${other}, or serve the page over https: or from localhost`;
+  return `this browser has no WebGPU; ${other}, or a browser with WebGPU`;
 }
 
 /** Text that identifies an adapter: equal texts mean equal devices. */

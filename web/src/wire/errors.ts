@@ -18,15 +18,13 @@ export type EngineErrorCode =
   | PythonErrorCode
   /** Raised by the page, not by Python: the worker died, and is being replaced. */
   | "WorkerLostError"
+  /** Python or the worker did not start. */
+  | "StartError"
   /** An error of capstan.host.storage_interface: a download that may be tried again. */
   | "BrokenDownloadError";
 
 /** The classes of capstan.errors by their names, and any other exception's name. */
-export type CapstanErrorCode =
-  | EngineErrorCode
-  /** Python or the worker did not start. */
-  | "StartError"
-  | (string & {});
+export type CapstanErrorCode = EngineErrorCode | (string & {});
 
 /** An error in the worker, as the page receives it. `code` is the name of the class in Python. */
 export class CapstanError extends Error {

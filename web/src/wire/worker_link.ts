@@ -1,7 +1,8 @@
 // A page's link to its worker: one of its own, or one that the pages of an origin share.
 
-import { type Assets, assetUrl, loadFailure, startWorker } from "./assets";
+import { type Assets, assetUrl, startWorker } from "./assets";
 import { holdLife, isHeld, lifeName, whileAlone } from "./life";
+import { loadFailure, SERVE_FOLDER, watchPolicy } from "./load_failure";
 import type { FromWorker, ToWorker } from "./protocol";
 
 export interface Link {
@@ -29,6 +30,7 @@ export function doorName(name: string): string {
 }
 
 export function ownWorker(assets: Assets, { heard, failed }: Listener): Link {
+  watchPolicy();
   const worker = startWorker(assets);
   const url = assetUrl(assets, "worker.js");
   const { settle, settled } = first();
@@ -38,8 +40,8 @@ export function ownWorker(assets: Assets, { heard, failed }: Listener): Link {
   };
   worker.onerror = (event) => {
     settle();
-    if (event.message) failed(event.message);
-    else void loadFailure(url).then(failed);
+    if (event.message) failed(`${event.message}; ${SERVE_FOLDER}`);
+    else void loadFailure(url, SERVE_FOLDER).then(failed);
   };
   void refuseSilent(url, settled, failed);
   return {
@@ -67,7 +69,7 @@ async function refuseSilent(url: string, settled: Promise<true>, failed: Listene
     () => null,
   );
   if (await within(SILENT_MS, settled)) return;
-  failed(`${url} can be loaded and its worker says nothing: the file is not whole, or another one`);
+  failed(`${url} can be loaded and its worker says nothing: the file is not whole, or another one; ${SERVE_FOLDER}`);
 }
 
 /** The reason why this page can share no worker; null if there is none. */

@@ -25,10 +25,12 @@ import { TokenWalks } from "./token_walks";
 import { tracer } from "./trace";
 import { makeTokenizer } from "./tokenizer_json";
 import { EngineError } from "../wire/errors";
+import { watchPolicy } from "../wire/load_failure";
 import { CpuEngine } from "./cpu/cpu_engine";
 import { WasmEngine } from "./wasm";
 
 export function makeHost(assets: Assets): Record<string, unknown> {
+  watchPolicy();
   return {
     now: () => performance.now(),
     /** Hears why Python is not used any more; our own worker is replaced (worker.ts). */

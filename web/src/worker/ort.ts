@@ -3,7 +3,8 @@
 
 import type * as Ort from "onnxruntime-web";
 import { dependencies } from "../../../package.json";
-import { type Assets, findAsset, loadFailure } from "../wire/assets";
+import { type Assets, findAsset } from "../wire/assets";
+import { loadFailure } from "../wire/load_failure";
 import { EngineError } from "../wire/errors";
 import { countSession, borrowedDevice } from "./gpu/kept_device";
 import { fetchedBytes } from "./fetched_bytes";

@@ -3,6 +3,8 @@
 import type { PyodideInterface } from "pyodide";
 import type { PyProxy } from "pyodide/ffi";
 import { type Assets, assetUrl } from "../wire/assets";
+import { EngineError } from "../wire/errors";
+import { unreached, wasmFailure } from "../wire/load_failure";
 import { fetchedBytes } from "./fetched_bytes";
 import type { KnownFile } from "./ready_made";
 import { type Build, ortFiles } from "./ort";
@@ -69,6 +71,8 @@ export async function startPython(
   snapshot: boolean,
   build: Promise<Build | null>,
 ): Promise<StartedPython> {
+  const lacks = wasmFailure();
+  if (lacks) throw new EngineError("StartError", lacks);
   const { index, brotli } = await pythonFiles(assets);
   const packed = snapshot && packedSnapshot(index.snapshot, brotli);
   void build.then((known) => fetchedBytes.expectRuntime(sizesOf(assets, index, packed, known)));
@@ -299,7 +303,13 @@ function writeWheels(pyodide: PyodideInterface, folder: string, wheels: [string,
 }
 
 async function fetched(url: string): Promise<Response> {
-  const response = await fetch(url);
+  let response: Response;
+  try {
+    response = await fetch(url);
+  } catch (error) {
+    const { why, remedy } = await unreached(url, error);
+    throw new EngineError("StartError", `${url} cannot be fetched (${why}); ${remedy}`);
+  }
   if (!response.ok) throw new Error(`${url} cannot be read (HTTP ${response.status})`);
   return response;
 }

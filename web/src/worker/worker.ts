@@ -3,7 +3,8 @@
 import type { PyodideInterface } from "pyodide";
 import type { PyCallable, PyProxy } from "pyodide/ffi";
 import { dropUnused, openGpu, prepare } from "./before_python";
-import { type Assets, assetUrl, here, loadFailure } from "../wire/assets";
+import { type Assets, assetUrl, here } from "../wire/assets";
+import { loadFailure } from "../wire/load_failure";
 import { EngineError } from "../wire/errors";
 import { requestAdapter, summarize } from "../wire/adapter";
 import { help, warmUpBeside } from "./helper";

@@ -4,7 +4,7 @@ import { EngineError } from "../../wire/errors";
 import { ByteReader } from "./chunk";
 import { lastAnswer, noteAnswer } from "./kept_folders";
 import { hubRefusal, inRepository, keepFile, keptFile, listed } from "./hub";
-import { Body, checkFolder, discardBody, isPage, pageError, shown, transient } from "./network";
+import { Body, discardBody, isPage, pageError, refusalRemedy, shown, transient } from "./network";
 import { pickedFile } from "./picked";
 import { requestedAhead, fetchedOnce } from "./prefetch";
 import { fetched } from "./source";
@@ -146,6 +146,6 @@ function unreadable(url: string, response: Response): EngineError {
   const passing = transient(response, url);
   if (passing) return passing;
   const why = hubRefusal(url, response);
-  const what = why ? `: ${why}` : ` cannot be read (HTTP ${response.status}); ${checkFolder(url)}`;
+  const what = why ? `: ${why}` : ` cannot be read (HTTP ${response.status}); ${refusalRemedy(response, url)}`;
   return new EngineError("ModelFileError", shown(url) + what);
 }

@@ -30,7 +30,6 @@ const repositories = new Map<string, Opened>();
 
 /** The cache that they are kept in, by their addresses. */
 const KEPT = "capstan-repositories";
-const REMEDY = "check the address, the network and that the hub allows this page (CORS)";
 /** The longest answer about a repository. */
 const LARGEST_ANSWER = 64 << 20;
 
@@ -103,7 +102,7 @@ async function openNow(
 /** Asks the hub about a repository; returns its answer. */
 async function asked(url: string, hub: string, name: string, token: string | null): Promise<string> {
   const what = `the hub ${hub} cannot be asked for ${name}`;
-  const response = await request(url, { headers: bearer(token) }, REMEDY, what);
+  const response = await request(url, { headers: bearer(token) }, what);
   const passing = transient(response, url);
   if (passing) throw passing;
   if (!response.ok) throw new EngineError("ModelFileError", `${hub}: ${reason(response, name, token)}`);

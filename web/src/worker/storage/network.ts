@@ -3,6 +3,7 @@
 
 import { here } from "../../wire/assets";
 import { EngineError } from "../../wire/errors";
+import { unreached } from "../../wire/load_failure";
 import { isGguf } from "../../wire/model_address";
 import { ByteReader, type Chunk } from "./chunk";
 import { stallTimeout } from "./whole";
@@ -12,6 +13,9 @@ const TRANSIENT = [408, 425, 429, 500, 502, 503, 504];
 
 /** Files of models, of whatever kind, that are taken for their folder. */
 const MODEL_FILE = /\.(onnx|onnx_data\w*|data|json|gguf|safetensors)$/i;
+
+/** The file by which a model folder is known. */
+const CONFIGURATION = /\/(genai_config|config)\.json$/;
 
 /** An address as messages show it. */
 export function shown(url: string): string {
@@ -40,7 +44,7 @@ async function withinStall<T>(work: Promise<T>, waited: string, abandon: () => v
   const stalled = new Promise<never>((_, reject) => {
     timer = setTimeout(() => {
       timer = setTimeout(() => {
-        reject(new EngineError("BrokenDownloadError", `${waited} for ${stallMs / 1000} s (stall_timeout)`));
+        reject(new EngineError("BrokenDownloadError", `${waited} for ${stallMs / 1000} s`));
         abandon();
       }, stallMs / 2);
     }, stallMs / 2);
@@ -56,7 +60,6 @@ async function withinStall<T>(work: Promise<T>, waited: string, abandon: () => v
 export async function request(
   url: string,
   init: RequestInit,
-  remedy: string,
   what = `${shown(url)} cannot be fetched`,
 ): Promise<Response> {
   const abort = new AbortController();
@@ -68,7 +71,10 @@ export async function request(
     // A browser extension's own files, and an app's, come without a status: what is not there fails.
     if (!(error instanceof EngineError) && !/^(https?|blob|data):$/.test(new URL(url, here()).protocol))
       return new Response(null, { status: 404 });
-    const why = error instanceof EngineError ? error.message : told(error, url);
+    const { why, remedy } =
+      error instanceof EngineError
+        ? { why: error.message, remedy: "check the address and the network" }
+        : await unreached(url, told(error, url));
     throw new EngineError("BrokenDownloadError", `${what} (${why}); ${remedy}`);
   }
 }
@@ -116,10 +122,21 @@ export function checkFolder(url: string): string {
             .join("/")}`
         : "";
     const [id, hub] = [`${owner}/${name}${below}`, origin].map((text) => JSON.stringify(text));
-    return `check the model folder, or for a repository of a hub give ${id} as the model and ${hub} as the hub`;
+    return `check the model's address, or for a repository of a hub give ${id} as the model and ${hub} as the hub`;
   }
   const last = folders.at(-1) ?? "";
-  return MODEL_FILE.test(last) ? `${last} is a file: give the folder that it is in` : "check the model folder";
+  if (MODEL_FILE.test(last)) return `${last} is a file: give the folder that it is in`;
+  if (isGguf(pathname)) return "check the file's address";
+  return CONFIGURATION.test(pathname)
+    ? "check the model's address: a folder with genai_config.json or config.json, or a GGUF file"
+    : "check that the whole model folder is there";
+}
+
+/** The remedy for an answer that refuses a file. */
+export function refusalRemedy({ status }: Response, url: string): string {
+  return status === 401 || status === 403
+    ? "sign in to its server, or have it give the model's files without a login"
+    : checkFolder(url);
 }
 
 /** The error of such a page in place of a file. */

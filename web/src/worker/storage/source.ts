@@ -6,7 +6,7 @@ import { EngineError } from "../../wire/errors";
 import { fetchedBytes } from "../fetched_bytes";
 import { ByteReader, Chunk } from "./chunk";
 import { authorization, hubRefusal, listedIdentity } from "./hub";
-import { Body, checkFolder, discardBody, isPage, pageError, request, shown, transient } from "./network";
+import { Body, discardBody, isPage, pageError, refusalRemedy, request, shown, transient } from "./network";
 import { pickedFile } from "./picked";
 import { reportedSize } from "./whole";
 
@@ -18,7 +18,6 @@ export interface SourceIdentity {
 }
 
 const DISCARDED_BYTES = 1 << 16;
-const REMEDY = "check the address, the network and, on another origin, that its server allows this page (CORS)";
 
 /** Sources that were opened early, by their addresses. */
 const expected = new Map<string, Promise<HttpSource>>();
@@ -98,11 +97,13 @@ async function probe(url: string): Promise<SourceIdentity> {
 
 /** A response, whatever its status; a BrokenDownloadError if there is none. */
 export function fetched(url: string, init?: RequestInit & { headers?: Record<string, string> }): Promise<Response> {
-  return request(url, { ...init, headers: { ...init?.headers, ...authorization(url) } }, REMEDY);
+  return request(url, { ...init, headers: { ...init?.headers, ...authorization(url) } });
 }
 
 function refused(url: string, response: Response): EngineError {
-  const what = hubRefusal(url, response) ?? `the weights cannot be read (HTTP ${response.status}); ${checkFolder(url)}`;
+  const what =
+    hubRefusal(url, response) ??
+    `the weights cannot be read (HTTP ${response.status}); ${refusalRemedy(response, url)}`;
   return transient(response, url) ?? new EngineError("ModelFileError", `${shown(url)}: ${what}`);
 }
 
