@@ -41,11 +41,11 @@ class Model:
     `path` is the folder: a URL, a FileSystemDirectoryHandle or an array of File objects that the user picked, a
     HubRepository, or a directory on CPython. The options are those of capstan.loading.load_options.LoadOptions.
     `device` may also be 'reference' on CPython, 'cpu' in a page and on CPython, or 'configured': the device of the
-    providers in genai_config.json, as in onnxruntime-genai ('cpu' without any). `capture` is 'tape', 'ort'
-    (onnxruntime-web's own capture) or 'off' (eager); if a device cannot do that, the next one in this order is used,
-    and the generator's `capture_note` has the reason. A configuration with "enableGraphCapture": "1" requests 'tape',
-    with a FallbackWarning if nothing can be captured. Weights are kept in `capstan.WeightStore`, and rows for other
-    prompts in `model.prefixes`.
+    providers in genai_config.json, as in onnxruntime-genai ('cpu' without any, and in place of a missing GPU).
+    `capture` is 'tape', 'ort' (onnxruntime-web's own capture) or 'off' (eager); if a device cannot do that, the next
+    one in this order is used, and the generator's `capture_note` has the reason. A configuration with
+    "enableGraphCapture": "1" requests 'tape', with a FallbackWarning if nothing can be captured. Weights are kept in
+    `capstan.WeightStore`, and rows for other prompts in `model.prefixes`.
 
     `Model(path)` blocks, which in a page needs JavaScript Promise Integration; `await Model.load(path)` never blocks.
 

@@ -301,6 +301,11 @@ def test_without_webgpu_it_cannot_be_had_and_auto_takes_wasm(scripts: PageScript
     )
     assert 'use the device "auto" or "wasm"' in found["webgpu"]
     assert found["auto"] == "wasm"
+    assert found["folder"] == "CPU"
+    [[kind, warning]] = found["warned"]
+    assert kind == "FallbackWarning"
+    assert "/nano-llama/genai_config.json names as a provider: there is no WebGPU adapter here; the CPU co" in warning
+    assert found["named"] == found["webgpu"].removeprefix("DeviceUnavailableError: ")
 
 
 def test_an_html_page_in_place_of_a_file_is_no_file(harness: Harness) -> None:

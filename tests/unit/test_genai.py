@@ -17,9 +17,10 @@ import numpy as np
 import onnxruntime_genai as native
 import pytest
 
-from capstan import CapstanError, ConfigError, FallbackWarning, genai
+from capstan import CapstanError, ConfigError, DeviceUnavailableError, FallbackWarning, OptionError, genai
 from capstan.device.device_host import Opening
 from capstan.device.model_interface import TapeOptions
+from capstan.fallback import fallbacks
 from capstan.genai import genai_tensors
 from capstan.local.local_host import LocalHost
 from tests.unit.genai_cases import (
@@ -263,9 +264,7 @@ def folder_with(place: Path, providers: list[dict[str, Any]]) -> str:
     return str(place)
 
 
-@pytest.mark.parametrize(
-    "names", [[], ["cpu"], ["CPU"], ["CPUExecutionProvider"], ["webgpu"], ["cpu", "WebGPU"], ["foo"]]
-)
+@pytest.mark.parametrize("names", [[], ["cpu"], ["CPU"], ["CPUExecutionProvider"], ["foo"]])
 def test_a_path_is_loaded_onto_the_device_that_its_providers_say(names: list[str], tmp_path: Path) -> None:
     folder = folder_with(tmp_path, [{name: {}} for name in names])
     expected, found = (outcome(og, lambda og: og.Model(folder).device_type) for og in (native, genai))
@@ -280,14 +279,67 @@ def test_a_provider_that_a_page_lacks_is_told(tmp_path: Path) -> None:
         assert genai.Model(folder_with(tmp_path, [{"cuda": {}}])).device_type == "CPU"
 
 
+@pytest.mark.parametrize("names", [["webgpu"], ["cpu", "WebGPU"]])
+def test_a_folder_that_names_webgpu_is_loaded_onto_the_cpu_where_there_is_none(
+    names: list[str], tmp_path: Path
+) -> None:
+    folder = folder_with(tmp_path, [{name: {}} for name in names])
+    with pytest.warns(FallbackWarning) as warned:
+        assert genai.Model(folder).device_type == "CPU"
+    assert [str(warning.message) for warning in warned] == [
+        f"WebGPU, which {folder}/genai_config.json names as a provider: there is no WebGPU adapter here; the CPU "
+        "computes; to get an error instead, load the model with device='webgpu', or name the provider in the script "
+        "(og.Config: clear_providers, append_provider('webgpu'))"
+    ]
+    genai.Model(folder)
+    assert [times for what, times in fallbacks().items() if folder in what] == [2]
+    config = genai.Config(folder)
+    config.clear_providers()
+    config.append_provider("webgpu")
+    with pytest.raises(OptionError, match="device is 'webgpu'; on CPython it must be"):
+        genai.Model(config)
+
+
+@pytest.mark.parametrize("lacks", ["adapter", "f16"])
+def test_a_gpu_that_the_configuration_names_and_that_cannot_run_the_model_falls_back(
+    lacks: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked = []
+    opened = LocalHost.open_model
+
+    async def has_webgpu(self: LocalHost) -> bool:
+        return lacks != "adapter"
+
+    async def open_model(self: LocalHost, opening: Opening, device: str) -> Any:
+        asked.append(device)
+        if device == "webgpu":
+            raise DeviceUnavailableError("the model computes in float16")
+        return await opened(self, opening, device)
+
+    monkeypatch.setattr(LocalHost, "has_webgpu", has_webgpu)
+    monkeypatch.setattr(LocalHost, "open_model", open_model)
+    why = "there is no WebGPU adapter" if lacks == "adapter" else "the model computes in float16"
+    with pytest.warns(FallbackWarning, match=f"names as a provider: {why}.*; the CPU computes"):
+        genai.Model(folder_with(tmp_path, [{"webgpu": {}}]))
+    assert asked == (["cpu"] if lacks == "adapter" else ["webgpu", "cpu"])
+    config = genai.Config(FOLDER)
+    config.append_provider("webgpu")
+    with pytest.raises(DeviceUnavailableError, match="float16"):
+        genai.Model(config)
+
+
 def test_a_model_that_names_webgpu_is_asked_for_there(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     opened = LocalHost.open_model
+
+    async def has_webgpu(self: LocalHost) -> bool:
+        return True
 
     async def open_model(self: LocalHost, opening: Opening, device: str) -> Any:
         asked.append(device)
         return await opened(self, opening, "reference")
 
+    monkeypatch.setattr(LocalHost, "has_webgpu", has_webgpu)
     monkeypatch.setattr(LocalHost, "open_model", open_model)
     genai.Model(FOLDER)
     config = genai.Config(FOLDER)

@@ -26,7 +26,8 @@ class Config:
     """The configuration of the model folder at `path`, for `Model(config)`.
 
     As in the native package, a model is loaded onto the device of the providers in the file, the CPU if there are none.
-    After `clear_providers` the device is the CPU, and after `append_provider('webgpu')` it is the GPU.
+    If the file names WebGPU and the page has none, the CPU takes its place, with a FallbackWarning. After
+    `clear_providers` the device is the CPU. After `append_provider('webgpu')` it is the GPU, or an error.
     """
 
     def __init__(self, path: str, /) -> None:

@@ -26,6 +26,7 @@ from ..model_files.hub import HubRepository
 from ..model_files.model_facts import ModelFacts, facts_of
 from ..stages.search import SearchOptions
 from ..tape import PASSES
+from .configured_device import CONFIGURED, configured_device, opened_or_on_cpu
 from .folder import Place, find_model, no_progress, place_of, with_caches
 from .found_model import FoundModel
 from .load_options import LoadOptions, require_options
@@ -43,9 +44,6 @@ __all__ = [
     "facts_report",
 ]
 
-CONFIGURED = "configured"
-PROVIDERS_OF_OTHERS = ("cuda", "dml", "nvtensorrtrtx", "openvino", "qnn", "rocm", "ryzenai", "tensorrt", "vitisai")
-"""Providers of the native package that a page lacks."""
 MakeTokenizer = Callable[[Callable[[str, str], Any], Mapping[str, str]], Any]
 """Makes a tokenizer from the host's function for its backend and the texts of a folder's files."""
 CHAT_TEMPLATE = "chat_template.json"
@@ -118,9 +116,14 @@ class Source:
     def device_for(self, config: GenaiConfig | None = None) -> str:
         """The device to open. Before the configuration is known, 'auto' stands for the configuration's device."""
         device = self.options.get("device", "auto")
-        if device != CONFIGURED:
+        if not self.is_configured:
             return device
         return "auto" if config is None else configured_device(config)
+
+    @property
+    def is_configured(self) -> bool:
+        """Whether the configuration names the device, not the caller."""
+        return self.options.get("device") == CONFIGURED
 
     def config_of(self, found: FoundModel) -> GenaiConfig:
         """The model's configuration with the caller's options for caches. Raises OptionError."""
@@ -193,7 +196,11 @@ async def open_model(host: DeviceHost, source: Source, make_tokenizer: MakeToken
         beside = TokenizerBeside(partial(make_tokenizer, host.tokenizer_backend, files), progress)
         times.at_begin("session", beside.begin)
         try:
-            loaded = await open_on(source.device_for(config), beside.told)
+            device, opening = source.device_for(config), partial(open_on, progress=beside.told)
+            if source.is_configured and device == "webgpu":
+                loaded = await opened_or_on_cpu(host, config.name, opening)
+            else:
+                loaded = await opening(device)
         finally:
             tokenizer = beside.made()
     if config.decoder.kv_cache_bits and loaded.device != "webgpu":
@@ -238,23 +245,6 @@ class TokenizerBeside:
     async def _begin(self) -> Any:
         with phase("tokenizer"):
             return self._make()
-
-
-def configured_device(config: GenaiConfig) -> str:
-    """The device of the providers in genai_config.json: 'webgpu' if it is one of the providers, else 'cpu'. The result
-    is 'auto' if a page has none of the providers, and for a repository. Raises ConfigError for an unknown name.
-    """
-    if config.decoder.providers is None:
-        return "auto"
-    names = [name.lower().removesuffix("executionprovider") for name in config.decoder.providers]
-    for name, shown in zip(names, config.decoder.providers, strict=True):
-        if name not in ("webgpu", "cpu", *PROVIDERS_OF_OTHERS):
-            raise ConfigError(f"{config.name}: provider_options: provider {shown!r} is unknown; name 'webgpu' or 'cpu'")
-    if "webgpu" in names or set(names) <= {"cpu"}:
-        return "webgpu" if "webgpu" in names else "cpu"
-    what = f"provider_options {', '.join(config.decoder.providers)} of {config.name}"
-    fall_back(what, "a page has 'webgpu' and 'cpu'", "the better one for this machine is used")
-    return "auto"
 
 
 def given_graphs(files: Mapping[str, bytes], config: GenaiConfig) -> dict[str, bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ from pyodide.code import run_js
 
 import capstan
 from capstan import Model
+from capstan import genai as og
 
 from . import probe
 from .running import close_all, load
@@ -27,6 +29,17 @@ async def without_webgpu(models: Mapping[str, str], *, model: str) -> dict[str, 
         found: dict[str, Any] = {"webgpu": await refusal(Model.load(models[model], device="webgpu"))}
         async with await Model.load(models[model], device="auto") as opened:
             found["auto"] = opened.device_type
+        config = og.Config(models[model])
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            found["folder"] = og.Model(config).device_type
+        found["warned"] = [[type(warning.message).__name__, str(warning.message)] for warning in warned]
+        config.clear_providers()
+        config.append_provider("webgpu")
+        try:
+            og.Model(config)
+        except capstan.DeviceUnavailableError as error:
+            found["named"] = str(error)
     finally:
         run_js("delete navigator.gpu")
     return found
