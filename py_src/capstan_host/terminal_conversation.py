@@ -140,19 +140,19 @@ class Conversation:
             return
         result = reply["result"]
         reason = result["finish_reason"]
-        if reason == "cancel" and not result["text"]:
+        if reason == "abort" and not result["text"]:
             self._messages.pop()
             say("stopped before an answer; the message is taken back")
             return
         self._messages.append({"role": "assistant", "content": result["answer"]})
-        if reason == "cancel":
+        if reason == "abort":
             say("stopped; the answer so far is part of the conversation")
-        elif reason == "length":
+        elif reason == "length" and result["context_full"]:
             say(
                 f"the conversation fills max_length ({result['max_length']} tokens): /reset begins a new one, "
                 "--max-length N allows a longer one"
             )
-        elif reason == "max_new_tokens":
+        elif reason == "length":
             say(f"the answer ends at --max-new-tokens {self._request['max_new_tokens']}")
 
     async def _reply(self) -> dict[str, Any]:

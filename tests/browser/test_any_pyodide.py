@@ -104,8 +104,8 @@ def test_what_a_page_cannot_do_is_told(browser: Browser, tmp_path: Path) -> None
         refused = page.locator("#found").inner_text()
         page.close()
     assert told["webgpu"] == (
-        'DeviceUnavailableError: the device "webgpu" was requested, but this browser offers no GPU adapter; '
-        'use the device "auto" or "wasm", or turn on graphics acceleration in the browser\'s settings'
+        'DeviceUnavailableError: the device "webgpu" was requested, but this browser has no WebGPU; '
+        'use the device "auto" or "wasm", or a browser with WebGPU'
     )
     assert told["Model"].startswith("AsyncRequiredError: Model(")
     assert "use `await Model.load(" in told["Model"]

@@ -297,7 +297,7 @@ def test_what_is_no_model_folder_is_refused(path: str, said: str, harness: Harne
 def test_without_webgpu_it_cannot_be_had_and_auto_takes_wasm(scripts: PageScripts) -> None:
     found = scripts.run("refusals", "without_webgpu", "nano-llama", model="nano-llama")
     assert found["webgpu"].startswith(
-        'DeviceUnavailableError: the device "webgpu" was requested, but this browser offers no'
+        'DeviceUnavailableError: the device "webgpu" was requested, but this browser has no WebGPU; '
     )
     assert 'use the device "auto" or "wasm"' in found["webgpu"]
     assert found["auto"] == "wasm"

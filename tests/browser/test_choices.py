@@ -84,7 +84,7 @@ def test_rows_are_those_of_the_reference_device(found: dict[str, Any]) -> None:
     for choice, ids in zip(choices, wanted, strict=True):
         length = next((place + 1 for place, token in enumerate(ids) if token in ends), len(ids))
         assert choice["tokenIds"] == ids[:length]
-        assert choice["finishReason"] == ("eos" if ids[length - 1] in ends else "max_new_tokens")
+        assert choice["finishReason"] == ("stop" if ids[length - 1] in ends else "length")
     assert len({tuple(choice["tokenIds"]) for choice in choices}) == 3
 
 
@@ -94,9 +94,9 @@ def test_a_row_that_ends_early_leaves_the_others_to_go_on(found: dict[str, Any])
     for choice, whole in zip(stopped, before, strict=True):
         ids = whole["tokenIds"]
         ends = ids.index(last) + 1 if last in ids else len(ids)
-        assert (choice["tokenIds"], choice["finishReason"]) == (ids[:ends], "stop" if last in ids else "max_new_tokens")
+        assert (choice["tokenIds"], choice["finishReason"]) == (ids[:ends], "stop" if last in ids else "length")
         assert whole["text"].startswith(choice["text"])
-    assert {choice["finishReason"] for choice in stopped} == {"stop", "max_new_tokens"}
+    assert {choice["finishReason"] for choice in stopped} == {"stop", "length"}
 
 
 def test_the_first_row_is_the_answer_without_n(found: dict[str, Any]) -> None:
@@ -113,13 +113,13 @@ def test_parts_and_probabilities_are_told_for_each_row(found: dict[str, Any]) ->
         assert "".join(parts) == choice["text"]
         told = [each["tokenId"] for each in choice["logprobs"]]
         assert told == choice["tokenIds"][: len(told)]
-        assert len(choice["tokenIds"]) - len(told) == (choice["finishReason"] == "eos")
+        assert len(choice["tokenIds"]) - len(told) == (choice["finishReason"] == "stop")
     assert [part["choice"] for part in found["parts"]] != sorted(part["choice"] for part in found["parts"])
 
 
 def test_chats_and_completions_have_the_same_choices(found: dict[str, Any]) -> None:
     chat, whole = found["chat"], found["whole"]
-    assert [choice["finishReason"] for choice in chat["choices"]] == ["max_new_tokens"] * 3
+    assert [choice["finishReason"] for choice in chat["choices"]] == ["length"] * 3
     assert [choice["index"] for choice in whole["choices"]] == [0, 1, 2]
     texts = [choice["answer"] for choice in chat["choices"]]
     assert [choice["message"]["content"] for choice in whole["choices"]] == texts

@@ -72,7 +72,7 @@ def test_run_ends_with_the_json_that_is_promised() -> None:
     assert result["counters"].keys() >= COUNTERS
     assert result["prompt_ids"] == [3, 4, 5]
     assert len(result["token_ids"]) == 6
-    assert (result["finish_reason"], result["device"]) == ("max_new_tokens", "webgpu")
+    assert (result["finish_reason"], result["device"]) == ("length", "webgpu")
     assert (result["capture"], result["capture_note"]) == ("tape", None)
     streamed = done.stdout.removesuffix(done.stdout.splitlines()[-1] + "\n")
     assert streamed.rstrip("\n") == result["text"].rstrip("\n")

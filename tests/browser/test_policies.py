@@ -83,5 +83,5 @@ def test_the_package_of_the_page_itself_needs_no_more_than_webassembly(page: Pag
 def test_a_sandboxed_frame_needs_its_origin(page: Page, places: Places) -> None:
     told = outcome(page, places, places.own, frame="allow-scripts")
     assert told.startswith("StartError: the worker failed: ")
-    assert "an opaque origin, as a sandboxed iframe, whose workers a browser refuses: add allow-same-origin" in told
+    assert "an opaque origin, as a sandboxed iframe, whose workers a browser refuses); add allow-same-origin" in told
     assert outcome(page, places, places.own, frame="allow-scripts allow-same-origin") == "loaded"

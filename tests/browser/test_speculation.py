@@ -37,7 +37,7 @@ def test_drafts_verified_on_the_gpu_change_no_token(model: str, cases: int, scri
     greedy = results[0]["plain"]["sequences"][0]
     ending = {**searches[0], "eos": [greedy[-4]]}
     [ended] = run(scripts, cases=[ending], **{**arguments, "prompt": greedy[:-12]})
-    assert ended["drafted"]["reasons"][0] == "eos"
+    assert ended["drafted"]["reasons"][0] == "stop"
 
 
 def run(scripts: PageScripts, model: str, **arguments: Any) -> list[dict[str, Any]]:

@@ -58,7 +58,7 @@ def test_an_end_in_the_middle_of_a_burst_then_more_tokens_is_the_oracles(
     assert (ended["capture"], ended["note"]) == ("tape", None)
     assert ended["picked"] == free[: place + 1]
     assert ended["sequence"] == [*prompt, *free[:place]], "the end itself is no part of the sequence"
-    assert (ended["done"], ended["finish_reason"]) == (True, "eos")
+    assert (ended["done"], ended["finish_reason"]) == (True, "stop")
     longer = scripts.run("sequences", "drive", "nano-llama", actions=actions, **options)
     assert longer["picked"] == trace.picked
     assert longer["sequence"] == trace.sequence

@@ -74,14 +74,14 @@ def test_a_page_chats_aborts_and_goes_on(blank_page: Page) -> None:
     found = blank_page.evaluate(CHAT)
     first, second, aborted = found["first"], found["second"], found["aborted"]
     assert "".join(found["parts"]) == first["text"]
-    assert (len(first["tokenIds"]), first["finishReason"], first["keptTokens"]) == (8, "max_new_tokens", 0)
+    assert (len(first["tokenIds"]), first["finishReason"], first["keptTokens"]) == (8, "length", 0)
     assert second["keptTokens"] >= first["promptTokens"], "the earlier prompt was not computed again"
     assert (aborted["finishReason"], aborted["text"]) == ("abort", "".join(found["abortedParts"]))
     assert found["early"] == ["abort"] * 3
     same = min(len(aborted["tokenIds"]), 8)
     assert same > 0
     assert aborted["tokenIds"][:same] == second["tokenIds"][:same], "what was generated before the abort is kept"
-    assert (len(found["next"]["tokenIds"]), found["next"]["finishReason"]) == (3, "max_new_tokens")
+    assert (len(found["next"]["tokenIds"]), found["next"]["finishReason"]) == (3, "length")
     (choice,) = found["completion"]["choices"]
     assert choice["message"]["content"] in ('"yes"', '"no"')
     assert (choice["finish_reason"], found["completion"]["object"]) == ("stop", "chat.completion")

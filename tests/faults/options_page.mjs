@@ -18,7 +18,7 @@ const LOADED = {
   begin_token_id: 0,
   load_times: {},
 };
-const ANSWER = { text: "ab", token_ids: [1, 2], finish_reason: "eos", prompt_tokens: 5, kept_tokens: 3 };
+const ANSWER = { text: "ab", token_ids: [1, 2], finish_reason: "stop", prompt_tokens: 5, kept_tokens: 3 };
 
 const FILE = {
   content: "c",

@@ -7,7 +7,7 @@ import { Completions } from "../../web/src/page/completions.ts";
 import { madeUpRun } from "./made_up_run.mjs";
 
 /** A model whose runs say `parts`, or begin and then fail; what was asked for is kept in `asked`. */
-function over(parts, { finishReason = "eos", error = null, between = () => {}, specification = "v4" } = {}) {
+function over(parts, { finishReason = "stop", error = null, between = () => {}, specification = "v4" } = {}) {
   const asked = [];
   let left = 0;
   const chat = (messages, options) => {
@@ -35,7 +35,7 @@ async function collected({ stream }) {
 }
 
 test("a call gives its text, why it ended, and what it took", async () => {
-  const { model, asked } = over(["Hi", " there"], { finishReason: "max_new_tokens" });
+  const { model, asked } = over(["Hi", " there"], { finishReason: "length" });
   const { content, finishReason, usage, warnings } = await model.doGenerate({ prompt: PROMPT });
   assert.deepEqual(content, [{ type: "text", text: "Hi there" }]);
   assert.deepEqual(finishReason, { unified: "length", raw: "length" });
@@ -51,7 +51,7 @@ test("models of earlier specifications say the same in their words", async () =>
     reasoning: "high",
     tools: [{ type: "provider-defined", id: "a.b", name: "b", args: {} }],
   };
-  const { model: older } = over(["Hi", " there"], { finishReason: "max_new_tokens", specification: "v2" });
+  const { model: older } = over(["Hi", " there"], { finishReason: "length", specification: "v2" });
   const { content, finishReason, usage, warnings } = await older.doGenerate(asked);
   assert.deepEqual([older.specificationVersion, content[0].text, finishReason], ["v2", "Hi there", "length"]);
   assert.deepEqual(usage, { inputTokens: 5, outputTokens: 2, totalTokens: 7, cachedInputTokens: 3 });

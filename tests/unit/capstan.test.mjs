@@ -18,7 +18,7 @@ const LOADED = {
 const ANSWER = {
   text: "ab",
   token_ids: [1, 2],
-  finish_reason: "eos",
+  finish_reason: "stop",
   prompt_tokens: 5,
   kept_tokens: 3,
   tokens_per_second: 10,
@@ -166,7 +166,8 @@ test("the text comes in parts, and the result says how it ended and what was kep
     toolCalls: [],
     logprobs: null,
     tokenIds: [1, 2],
-    finishReason: "eos",
+    finishReason: "stop",
+    contextFull: false,
   };
   assert.deepEqual(result, {
     ...answer,
@@ -261,7 +262,7 @@ test("an aborted run ends its loop, keeps its text, and leaves the next run alon
   assert.deepEqual(parts, ["a"]);
   const result = await run.result;
   assert.deepEqual([result.text, result.tokenIds, result.finishReason], ["a", [1], "abort"]);
-  assert.equal((await next.result).finishReason, "eos");
+  assert.equal((await next.result).finishReason, "stop");
   stop.abort();
   assert.deepEqual(
     asked.map(({ kind }) => kind),
@@ -290,17 +291,17 @@ test("an aborted run ends while its worker computes on, and the next one waits f
   const kinds = () => asked.map(({ kind }) => kind);
   assert.deepEqual(kinds(), ["load", "generate", "cancel"]);
   late.say(text("b", 2));
-  late.good({ ...ANSWER, finish_reason: "cancel" });
+  late.good({ ...ANSWER, finish_reason: "abort" });
   const result = await run.result;
   assert.deepEqual([result.text, result.tokenIds, result.finishReason], ["a", [1], "abort"]);
-  assert.equal((await next.result).finishReason, "eos");
+  assert.equal((await next.result).finishReason, "stop");
   assert.deepEqual(kinds(), ["load", "generate", "cancel", "chat"]);
 });
 
 test("a chat that was cancelled tells what the worker has of it", async () => {
   behaviour = ({ request, good }) => {
     if (request.kind === "chat") globalThis.answer = good;
-    if (request.kind === "cancel") globalThis.answer({ ...ANSWER, finish_reason: "cancel" });
+    if (request.kind === "cancel") globalThis.answer({ ...ANSWER, finish_reason: "abort" });
   };
   const llm = await load();
   const run = llm.chat(MESSAGES, { signal: abortAfter(20) });
@@ -314,7 +315,7 @@ test("leaving the loop ends the run", async () => {
       globalThis.answer = good;
       say(text("a", 1));
     }
-    if (request.kind === "cancel") globalThis.answer({ ...ANSWER, finish_reason: "cancel" });
+    if (request.kind === "cancel") globalThis.answer({ ...ANSWER, finish_reason: "abort" });
   };
   const llm = await load();
   const run = llm.chat(MESSAGES);

@@ -6,8 +6,8 @@ import { ModelAnswers } from "../../web/src/chat/chat_model.ts";
 import { madeUpRun } from "./made_up_run.mjs";
 
 /** The sentence below a conversation whose last run ended for that reason. */
-async function said(canChat, finishReason) {
-  const run = () => madeUpRun(["Yes"], { finishReason });
+async function said(canChat, finishReason, contextFull = false) {
+  const run = () => madeUpRun(["Yes"], { finishReason, contextFull });
   const llm = { stats: () => ({ canChat }), complete: run, session: () => ({ send: run, messages: [] }) };
   const turn = { asked: "Well?", append() {} };
   let status;
@@ -26,9 +26,9 @@ test("the sentence below an answer tells which limit was met", async () => {
     [true, "conversation"],
     [false, "text"],
   ]) {
-    assert.equal(await said(canChat, "length"), `The ${what} is as long as it may be.`);
-    assert.equal(await said(canChat, "max_new_tokens"), "The answer is as long as it may be.");
+    assert.equal(await said(canChat, "length", true), `The ${what} is as long as it may be.`);
+    assert.equal(await said(canChat, "length"), "The answer is as long as it may be.");
     assert.equal(await said(canChat, "abort"), "Stopped.");
-    for (const reason of ["eos", "stop", "time"]) assert.equal(await said(canChat, reason), "");
+    for (const reason of ["stop", "tool_calls", "time"]) assert.equal(await said(canChat, reason), "");
   }
 });

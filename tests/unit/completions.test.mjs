@@ -6,7 +6,7 @@ import { Completions } from "../../web/src/page/completions.ts";
 import { madeUpRun } from "./made_up_run.mjs";
 
 /** Completions over runs that say `parts`; what was asked for is kept in `asked`. */
-function over(parts, { finishReason = "eos", error = null, logprobs = [] } = {}) {
+function over(parts, { finishReason = "stop", error = null, logprobs = [] } = {}) {
   const asked = [];
   const completions = new Completions((messages, options) => {
     asked.push({ messages, options });
@@ -148,7 +148,7 @@ test("a completion has OpenAI's form", async () => {
 });
 
 test("chunks begin with the role, have the text, and end with the reason and, if asked for, the usage", async () => {
-  const { completions } = over(["Hi", " there"], { finishReason: "max_new_tokens" });
+  const { completions } = over(["Hi", " there"], { finishReason: "length" });
   const given = { messages: MESSAGES, stream: true };
   const chunks = await collected(await completions.create({ ...given, stream_options: { include_usage: true } }));
   assert.deepEqual(

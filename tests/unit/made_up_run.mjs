@@ -11,7 +11,7 @@ export function madeUpRun(parts, { error = null, logprobs = null, between, left,
     toolCalls: said.flatMap(({ call }) => (call ? [call] : [])),
     tokenIds: parts.map((_, place) => place),
     logprobs,
-    finishReason: "eos",
+    finishReason: "stop",
     ...ended,
   };
   const result = error

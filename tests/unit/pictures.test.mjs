@@ -8,7 +8,7 @@ import { capstanModel } from "../../web/src/page/ai.ts";
 const BYTES = new Uint8Array([137, 80, 78, 71]);
 const URL_OF_BYTES = "data:image/png;base64,iVBORw==";
 const LOADED = { device: "wasm", adapter: "cpu", context_length: 64, can_chat: true, load_times: {} };
-const ANSWER = { text: "a", token_ids: [1], finish_reason: "eos", prompt_tokens: 5, kept_tokens: 3 };
+const ANSWER = { text: "a", token_ids: [1], finish_reason: "stop", prompt_tokens: 5, kept_tokens: 3 };
 
 /** The messages of each chat that was sent, and its attachments. */
 let sent;

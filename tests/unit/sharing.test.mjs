@@ -12,7 +12,7 @@ const LOADED = {
   begin_token_id: 0,
   load_times: {},
 };
-const ANSWER = { text: "a", token_ids: [1], finish_reason: "eos", prompt_tokens: 1, kept_tokens: 0 };
+const ANSWER = { text: "a", token_ids: [1], finish_reason: "stop", prompt_tokens: 1, kept_tokens: 0 };
 
 /** The requests that each kind of worker got, and the workers that were started and ended. */
 let asked;

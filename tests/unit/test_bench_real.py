@@ -52,7 +52,7 @@ def data_of(step: dict[str, Any]) -> dict[str, Any]:
             told = {"tape_passes": {"fused": "9 became 4"}} if step["contender"] == "capstan" else {}
             return {"tokens": 2, "same": same, "divergence": 0.5, "largest": 0.375, **told}
         case "transcript":
-            return {"prompt": "<ask>", "text": "an <answer>", "reply": [1], "capture": "tape", "finish_reason": "eos"}
+            return {"prompt": "<ask>", "text": "an <answer>", "reply": [1], "capture": "tape", "finish_reason": "stop"}
         case "generate":
             ids = [None] * 4 if step["contender"] == "wllama" else GREEDY
             return {"ids": ids, "first_ms": 9.0, "rest_ms": 6.0, "capture": "tape"}

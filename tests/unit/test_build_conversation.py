@@ -41,7 +41,7 @@ class Page:
         if text.startswith("long"):
             await self.cancelled.wait()
             self.cancelled.clear()
-        reply = self.replies.get(text, {"text": f"to {text}", "finish_reason": "eos"})
+        reply = self.replies.get(text, {"text": f"to {text}", "finish_reason": "stop"})
         if "type" in reply:
             return {"ok": False, "error": {"message": "no room", "traceback": "", **reply}}
         # The model's thoughts are no part of the conversation.
@@ -107,8 +107,16 @@ def test_the_end_of_the_input_ends_the_conversation(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("reply", "said", "kept"),
     [
-        ({"text": "part", "finish_reason": "length"}, "the conversation fills max_length (64 tokens): /reset", True),
-        ({"text": "part", "finish_reason": "max_new_tokens"}, "the answer ends at --max-new-tokens 5\n", True),
+        (
+            {"text": "part", "finish_reason": "length", "context_full": True},
+            "the conversation fills max_length (64 tokens): /reset",
+            True,
+        ),
+        (
+            {"text": "part", "finish_reason": "length", "context_full": False},
+            "the answer ends at --max-new-tokens 5\n",
+            True,
+        ),
         ({"type": "PromptError"}, "error: no room\n/reset begins a new conversation, --max-length N", False),
         ({"type": "DeviceLostError"}, "error: no room\n", False),
         ({"type": "KeyboardInterrupt"}, "stopped\n", False),
@@ -132,7 +140,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_conversation(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], part: str, kept: bool
 ) -> None:
     before = signal.getsignal(signal.SIGINT)
-    reply = {"text": part, "finish_reason": "cancel"}
+    reply = {"text": part, "finish_reason": "abort"}
     page = talked(monkeypatch, "long\nb\n", {"long": reply}, interrupted)
     assert page.cancels == 1
     assert page.asked[1] == ([user("long"), assistant("par"), user("b")] if kept else [user("b")])

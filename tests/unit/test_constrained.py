@@ -56,7 +56,7 @@ def test_a_pick_is_the_best_of_what_the_grammar_allows(model: Model) -> None:
                 able = list(ends)
             generator.generate_next_token()
             assert generator.get_next_tokens() == [max(able, key=lambda token: (logits[token], -token))]
-    assert generator.finish_reason == "eos"
+    assert generator.finish_reason == "stop"
 
 
 def test_an_output_ends_where_the_grammar_does_and_nowhere_else(model: Model) -> None:
@@ -67,7 +67,7 @@ def test_an_output_ends_where_the_grammar_does_and_nowhere_else(model: Model) ->
         with guided(model, "regex", PHONE, **search) as generator:
             generator.append_tokens(PROMPT)
             assert re.fullmatch(PHONE, finish(generator))
-            assert generator.finish_reason == "eos"
+            assert generator.finish_reason == "stop"
 
 
 def test_the_grammar_keeps_step_when_the_sequence_is_rewound(model: Model) -> None:
@@ -118,7 +118,7 @@ def test_a_rewind_behind_an_end_keeps_the_grammar_that_began_anew(model: Model) 
         # Behind the first output, which can only end there.
         generator.rewind_to(ended)
         assert finish(generator) == first
-        assert generator.finish_reason == "eos"
+        assert generator.finish_reason == "stop"
         assert generator.token_count() == ended
         # Within the appended tokens: the grammar begins behind them.
         generator.append_tokens(tokenizer.encode(" and "))

@@ -76,7 +76,7 @@ def prefills(paper: PaperModel) -> list[tuple[list[int], int]]:
 def test_a_second_turn_runs_the_model_on_the_new_message_alone() -> None:
     talk, paper = begun()
     _, first, reason = answered(talk, [user("AB")])
-    assert reason == "max_new_tokens"
+    assert reason == "length"
     asked = Letters().encode("AB|")
     ids = run_of(asked, 6)
     assert first == Letters().decode(ids)
@@ -121,7 +121,7 @@ def test_a_template_that_forgets_keeps_what_the_prompts_begin_with_alike() -> No
 def test_other_messages_are_another_conversation() -> None:
     talk, _ = begun()
     answered(talk, [user("AB")])
-    assert answered(talk, [user("XY")]) == (0, Letters().decode(run_of(Letters().encode("XY|"), 6)), "max_new_tokens")
+    assert answered(talk, [user("XY")]) == (0, Letters().decode(run_of(Letters().encode("XY|"), 6)), "length")
 
 
 def test_conversations_that_begin_alike_share_what_was_computed() -> None:
@@ -144,7 +144,7 @@ def test_an_end_of_sequence_is_no_part_of_the_text_or_the_sequence() -> None:
     talk, _ = begun(decoder={"eos_at": 5})
     _, first, reason = answered(talk, [user("AB")], None)
     ids = run_of(Letters().encode("AB|"), 2)
-    assert (first, reason) == (Letters().decode(ids), "eos")
+    assert (first, reason) == (Letters().decode(ids), "stop")
     kept, *_ = answered(talk, [user("AB"), assistant(first), user("C")])
     assert kept == 5
     assert talk.generator.get_sequence()[:8] == [*Letters().encode("AB|"), *ids, *Letters().encode("|C|")]
@@ -234,7 +234,7 @@ def test_an_answer_goes_on_from_its_first_tokens() -> None:
     for taken in (0, 6, 2):
         again, paper = begun()
         _, text, reason = answered(again, [user("ab")], given=ids[:taken])
-        assert (text, reason) == (whole[taken:], "max_new_tokens")
+        assert (text, reason) == (whole[taken:], "length")
         assert again.generator.get_sequence() == [*prompt, *ids]
     kept, *_ = answered(again, [user("ab"), assistant(whole), user("c")])
     assert kept == 3 + 6, "the answer with its given tokens is part of the conversation"

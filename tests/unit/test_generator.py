@@ -226,8 +226,9 @@ class TestEndOfSequence:
         assert asyncio.run(run()) == [*wanted, EOS]
         assert generator.get_next_tokens() == [EOS]
         assert generator.get_sequence() == [*PROMPT, *wanted]
-        assert generator.finish_reason == "eos"
-        with pytest.raises(OptionError, match=r"generation is done \(eos\)"):
+        assert generator.finish_reason == "stop"
+        assert generator.hit_eos
+        with pytest.raises(OptionError, match=r"generation is done \(stop\)"):
             asyncio.run(take(generator, 1))
 
     @every_run_ahead
@@ -400,6 +401,7 @@ class TestEnding:
 
         assert [token async for token in generator] == wanted[: wanted.index(wanted[5]) + 1]
         assert (generator.finish_reason, generator.is_done()) == ("stop", True)
+        assert not generator.hit_eos
         assert generator.get_sequence() == PROMPT + wanted[: wanted.index(wanted[5])]
         generator.append_tokens([3])
         assert generator.finish_reason is None

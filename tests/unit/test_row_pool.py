@@ -164,7 +164,7 @@ class TestOnPaper:
         pool = pool_of(model, max_length=12)
         first, second = begun(pool, [5, 6]), begun(pool, [7])
         assert taken(second, 4) == [*run_of([7], 3), EOS]
-        assert (second.finish_reason, second.get_sequence()) == ("eos", [7, *run_of([7], 3)])
+        assert (second.finish_reason, second.get_sequence()) == ("stop", [7, *run_of([7], 3)])
         assert taken(first, 10) == run_of([5, 6], 10)
         assert (first.finish_reason, first.token_count()) == ("length", 12)
         for sequence in (first, second):

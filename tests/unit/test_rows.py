@@ -234,7 +234,7 @@ class TestSeveralRows:
             picks.append(generator.get_next_tokens())
         first, second = run_of([5, 6, 7], 1), run_of([8, 9, 10], 3)
         assert picks == [[first[0], second[0]], [EOS, second[1]], [0, second[2]], [0, EOS]]
-        assert generator.finish_reason == "eos"
+        assert generator.finish_reason == "stop"
         assert generator.get_sequence(0) == [5, 6, 7, *first, EOS, 0]
         assert generator.get_sequence(1) == [8, 9, 10, *second]
 

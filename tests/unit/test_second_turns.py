@@ -29,7 +29,7 @@ class Scripted:
     def __init__(self) -> None:
         self.ids: list[int] = []
         self.coming: list[int] = []
-        self.finish_reason = "eos"
+        self.finish_reason = "stop"
 
     def get_sequence(self) -> list[int]:
         return list(self.ids)

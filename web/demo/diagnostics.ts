@@ -186,14 +186,13 @@ export function showPace({ generating, first, last, tokens }: Pace): void {
 /** A finished run, and the same in a line. */
 export function showFinished(result: Result): string {
   const { token_ids, tokens_per_second, time_to_first_token_ms, counters } = result;
-  const limited = result.finish_reason === "length" || result.finish_reason === "max_new_tokens";
-  const ended = result.finish_reason === "eos" ? "end of text" : result.finish_reason;
+  const limited = result.finish_reason === "length";
   const speed = tokens_per_second === null ? UNKNOWN : tokens_per_second.toFixed(1);
   const first = time_to_first_token_ms === null ? UNKNOWN : milliseconds(time_to_first_token_ms);
   say("tokens", String(token_ids.length));
   say("speed", speed);
   say("first", first);
-  say("finish", limited ? "the limit" : ended);
+  say("finish", limited ? "the limit" : result.finish_reason);
   showHow(result);
   if (counters) showCounters(counters);
   const paced = tokens_per_second === null ? "" : `, ${speed} a second`;

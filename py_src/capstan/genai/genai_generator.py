@@ -77,7 +77,7 @@ class Generator:
         """Generate one token; `get_next_tokens` gives it."""
         if self._terminated:
             raise OptionError("the session is terminated; call set_runtime_option('terminate_session', '0') first")
-        if self._done and self.capstan.finish_reason == "eos":
+        if self._done and self.capstan.hit_eos:
             self._next = [self._pad] * self._rows
             return
         if self._back is not None:
@@ -116,7 +116,7 @@ class Generator:
             if token in self._ends and row not in self._ended:
                 self._ended.add(row)
                 log("hit_eos", f"EOS seen on batch {row}")
-        if self.capstan.finish_reason != "eos":
+        if not self.capstan.hit_eos:
             self._log_tokens(self._next)
         if self.capstan.finish_reason == "length":
             log("hit_max_length", "greedy cpu hit")

@@ -273,7 +273,7 @@ class Request:
         except Exception:
             turn.finished = True
             raise
-        if generator.finish_reason == "eos":
+        if generator.hit_eos:
             return self._finish(turn, FinishReason.EOS)
         (token,) = generator.get_next_tokens()
         turn.generated += 1

@@ -81,7 +81,7 @@ class AnswerStream:
         return self._recorded([*self._reader.push(text), *self._reader.end()])
 
     def summary(self) -> dict[str, Any]:
-        """The whole answer, in the form for replies."""
+        """The whole answer, in the form for replies; `finish_reason_of` has the reason for its end."""
         calls = [call_as_json(part.call) for part in self.parts if part.call is not None]
         return {
             "text": "".join(part.text for part in self.parts),
@@ -90,6 +90,10 @@ class AnswerStream:
             },
             "tool_calls": calls,
         }
+
+    def finish_reason_of(self, reason: str) -> str:
+        """'tool_calls' if the answer ended with a call, else the generator's reason."""
+        return "tool_calls" if reason == "stop" and any(part.call is not None for part in self.parts) else reason
 
     def _recorded(self, parts: list[AnswerPart]) -> list[AnswerPart]:
         parts = [part if part.call is None or part.call.id else with_id(part) for part in parts]

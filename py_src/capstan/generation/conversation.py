@@ -52,7 +52,7 @@ class Conversation:
 
     async def answer(self, limit: int | None, show: Callable[[int, str], None], begun: Sequence[int] = ()) -> str:
         """Generate at most `limit` tokens. Returns the reason for the end: the generator's finish_reason, or
-        'max_new_tokens'.
+        'length' at the limit.
 
         `begun` are the first tokens of the answer, which are given and count towards `limit`. `show(token, text)` is
         called for each further token with the text that it completes, and at the end with -1 for text that was held
@@ -67,7 +67,7 @@ class Conversation:
         try:
             while not self.generator.is_done():
                 if limit is not None and count >= limit:
-                    return "max_new_tokens"
+                    return "length"
                 length = self.generator.token_count()
                 token = await self.generator.generate_next_token_async()
                 count += 1

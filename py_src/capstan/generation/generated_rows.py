@@ -74,9 +74,14 @@ class GeneratedRows:
 
     @property
     def finish_reason(self) -> str | None:
-        """'eos', 'stop' (stop_token_ids or stop_strings ended all rows), 'time' (max_time), 'length', or None while
-        more tokens can be generated."""
+        """'stop' (the model, stop_token_ids or stop_strings ended all rows), 'length' (max_length), 'time' (max_time),
+        or None while more tokens can be generated. `hit_eos` is false if the caller's stop ended them."""
         return self._loop.finish_reason
+
+    @property
+    def hit_eos(self) -> bool:
+        """Whether the model itself ended generation, by an end-of-sequence token."""
+        return self._loop.ended
 
     @property
     def finish_reasons(self) -> list[str | None]:

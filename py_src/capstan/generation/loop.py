@@ -75,12 +75,16 @@ class DecodeLoop:
         return [number for number, row in enumerate(self.rows) if not row.ended]
 
     def reason(self, rows: Sequence[Row], late: bool = False) -> str | None:
-        """The reason why rows are done: 'eos', 'stop' (stop_token_ids or stop_strings ended all), 'time' (it is
+        """The reason why rows are done: 'stop' (the model, stop_token_ids or stop_strings ended all), 'time' (it is
         `late`), 'length', or None.
         """
         if all(row.over for row in rows):
-            return "eos" if any(row.end in self.options.eos_token_ids for row in rows) else "stop"
+            return "stop"
         return "time" if late else "length" if len(rows[0]) >= self.max_length else None
+
+    def hit_eos(self, rows: Sequence[Row]) -> bool:
+        """Whether all rows are over, one of them by an end-of-sequence token of the model."""
+        return all(row.over for row in rows) and any(row.end in self.options.eos_token_ids for row in rows)
 
     def discard_ahead(self) -> None:
         """Discard the tokens that were computed past the end of the sequences, and the logits."""

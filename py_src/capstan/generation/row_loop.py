@@ -82,9 +82,14 @@ class RowLoop(DecodeLoop):
 
     @property
     def finish_reason(self) -> str | None:
-        """'eos', 'stop' (stop_token_ids or stop_strings ended all), 'time' (max_time), 'length', or None while more
+        """'stop' (the model, stop_token_ids or stop_strings ended all), 'time' (max_time), 'length', or None while more
         tokens can be generated."""
-        return "eos" if self.policy.done else self.reason(self.rows, self.late)
+        return "stop" if self.policy.done else self.reason(self.rows, self.late)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the model ended the sequences, by an end-of-sequence token or because the beams are done."""
+        return self.policy.done or self.hit_eos(self.rows)
 
     def append(self, prompts: Sequence[Prompt]) -> None:
         """Add tokens to the rows of each prompt."""

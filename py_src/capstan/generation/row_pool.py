@@ -283,8 +283,13 @@ class PooledSequence:
 
     @property
     def finish_reason(self) -> str | None:
-        """'eos', 'stop', 'length', or None while more tokens can be generated."""
+        """'stop', 'length', or None while more tokens can be generated."""
         return self._pool.finish_reason(self._member)
+
+    @property
+    def hit_eos(self) -> bool:
+        """Whether the model itself ended the sequence, by an end-of-sequence token."""
+        return self._pool.hit_eos([self._member.row])
 
     def generate_next_token(self) -> None:
         """Generate a token; read it with get_next_tokens. Raises AsyncRequiredError where it would have to wait."""

@@ -123,8 +123,8 @@ async def generate(session: PageSession, request: GenerateRequest) -> dict[str, 
         raise PromptError("the prompt is empty; give at least one token")
     params = generator_params(model, request)
     new, most = request.get("max_new_tokens"), searched(request).get("max_length")
-    limit = limit_length(params, model, len(prompt_ids), new, most)
-    return await complete(model, tokenizer, request, params, prompt_ids, limit, pictures=pictures)
+    fills = limit_length(params, model, len(prompt_ids), new, most)
+    return await complete(model, tokenizer, request, params, prompt_ids, fills, pictures=pictures)
 
 
 async def chat(session: PageSession, request: ChatRequest) -> dict[str, Any]:
@@ -163,7 +163,7 @@ async def chat(session: PageSession, request: ChatRequest) -> dict[str, Any]:
     try:
         reason = await talk.answer(request.get("max_new_tokens"), show, begun)
     except asyncio.CancelledError:
-        reason = "cancel"
+        reason = "abort"
     if rest := answer.end():
         host_calls.emit(text_event("", -1, None, rest))
     return {
@@ -172,7 +172,8 @@ async def chat(session: PageSession, request: ChatRequest) -> dict[str, Any]:
         "prompt_tokens": prompt,
         "kept_tokens": kept + generator.reused_tokens - reused,
         "sequence_tokens": generator.token_count(),
-        "finish_reason": reason,
+        "finish_reason": answer.finish_reason_of(reason),
+        "context_full": reason == "length" and generator.finish_reason == "length",
         **report(),
         "max_length": generator.max_length,
         **times_report(generator.timing),
@@ -188,13 +189,13 @@ async def chat_rows(session: PageSession, request: ChatRequest) -> dict[str, Any
     asked = session.prompts_of(model).of(request["messages"], **template_options(request))
     params, prompt = generator_params(model, request), asked.ids
     most = chat_length(model, request.get("max_length"))
-    limit = limit_length(params, model, len(prompt), request.get("max_new_tokens"), most)
+    fills = limit_length(params, model, len(prompt), request.get("max_new_tokens"), most)
     stops = params.search.stop_strings
 
     def reader() -> AnswerStream:
         return answer_stream(tokenizer, request, asked.text, prompt, stops)
 
-    return await complete(model, tokenizer, request, params, prompt, limit, reader, asked.pictures)
+    return await complete(model, tokenizer, request, params, prompt, fills, reader, asked.pictures)
 
 
 async def alternatives(session: PageSession, request: AlternativesRequest) -> None:

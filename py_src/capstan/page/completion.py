@@ -43,12 +43,12 @@ async def complete(
     request: RunRequest,
     params: GeneratorParams,
     prompt: Sequence[int],
-    limit: str,
+    fills: bool,
     answer: Callable[[], AnswerStream | None] = lambda: None,
     pictures: Sequence[Features] = (),
 ) -> dict[str, Any]:
-    """Continue a prompt with a new generator, and notify the page of each token. `limit` is the reason to finish at
-    max_length. The keys of the result are those of `build.py run --json`; with several sequences `choices` has all of
+    """Continue a prompt with a new generator, and notify the page of each token. `fills` is the result of
+    limit_length. The keys of the result are those of `build.py run --json`; with several sequences `choices` has all of
     them and the other keys are those of the first. `answer` makes the reader of each answer of a chat. The prompt has
     the `pictures`.
     """
@@ -76,7 +76,12 @@ async def complete(
                     choice.take(token, token not in search.end_token_ids, generator, request)
             report()
         described = [
-            {**choice.end(), "token_ids": choice.ids, "finish_reason": limit if reason == "length" else reason}
+            {
+                **choice.end(),
+                "token_ids": choice.ids,
+                "finish_reason": choice.finish_reason_of(reason),
+                "context_full": fills and reason == "length",
+            }
             for choice, reason in zip(choices, generator.finish_reasons, strict=True)
         ]
         return {
@@ -132,10 +137,9 @@ def require_one_sequence(params: GeneratorParams) -> None:
         )
 
 
-def limit_length(params: GeneratorParams, model: Model, prompt: int, new_tokens: int | None, most: int | None) -> str:
+def limit_length(params: GeneratorParams, model: Model, prompt: int, new_tokens: int | None, most: int | None) -> bool:
     """Set max_length to `most`, or to the prompt and `new_tokens` if that is less, within the model's context. Returns
-    the reason to finish there: 'length', or 'max_new_tokens' if there was room for more. Raises PromptError,
-    OptionError.
+    whether no token has room after that. Raises PromptError, OptionError.
     """
     context = model.config.context_length
     if prompt >= context:
@@ -143,10 +147,10 @@ def limit_length(params: GeneratorParams, model: Model, prompt: int, new_tokens:
     if new_tokens is None:
         if most is not None:
             params.set_search_options(max_length=most)
-        return "length"
+        return True
     room = context if most is None else min(most, context)
     params.set_search_options(max_length=min(prompt + new_tokens, room))
-    return "max_new_tokens" if prompt + new_tokens < room else "length"
+    return prompt + new_tokens >= room
 
 
 def ready_report(model: Model, generator: Generator) -> dict[str, Any]:

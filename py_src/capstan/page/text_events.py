@@ -56,6 +56,10 @@ class Choice:
             self._emit(rest, -1, None, parts)
         return {"text": self.text} if self._answer is None else self._answer.summary()
 
+    def finish_reason_of(self, reason: str | None) -> str | None:
+        """The reason for the end of a sequence that the generator ended for `reason`."""
+        return reason if self._answer is None or reason is None else self._answer.finish_reason_of(reason)
+
     def _emit(
         self, text: str, token: int, log_probability: dict[str, Any] | None, parts: list[AnswerPart] | None
     ) -> None:

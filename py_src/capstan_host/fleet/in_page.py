@@ -287,5 +287,6 @@ async def generate(model: Any, job: dict[str, Any], item: dict[str, Any], pool: 
         answer.end(rest)
         summary = answer.summary()
         told = {"text": summary.pop("text"), "value": summary}
+        reason = answer.finish_reason_of(reason or "stop")
     about = {"prompt_tokens": len(prompt), "first_token_ms": None if first is None else first - start}
     return {**told, "token_ids": ids, "finish_reason": reason, **about}

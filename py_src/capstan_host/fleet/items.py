@@ -67,7 +67,7 @@ class Item:
     text: str | None = None
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
-    """'eos', 'stop', 'length', 'time'."""
+    """'stop', 'length', 'time', or 'tool_calls' for an answer of `chat` that calls a tool."""
     prompt_tokens: int | None = None
     value: Any = None
     """The `reasoning`, `answer` and `tool_calls` of `chat`, a vector of `embed`, log probabilities of `loglikelihood`,

@@ -27,14 +27,13 @@ export class ModelAnswers {
     const options = { ...objectIn<ChatOptions>(chat, "run-options"), signal };
     const run = turn.continues ? llm.complete(turn.asked, options) : this.converse(turn, options);
     for await (const part of run) turn.append(part);
-    const { finishReason, text } = await run.result;
+    const { finishReason, contextFull, text } = await run.result;
     // Parts are what came; a stop text, for one, is cut off later.
     turn.answer = text;
     if (!chat.turns.includes(turn)) return finishReason;
     if (finishReason === "abort") chat.showStatus("Stopped.");
-    const full = { length: turn.continues ? "text" : "conversation", max_new_tokens: "answer" };
-    if (finishReason in full)
-      chat.showStatus(`The ${full[finishReason as keyof typeof full]} is as long as it may be.`);
+    const full = !contextFull ? "answer" : turn.continues ? "text" : "conversation";
+    if (finishReason === "length") chat.showStatus(`The ${full} is as long as it may be.`);
     return finishReason;
   }
 

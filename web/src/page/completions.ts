@@ -133,7 +133,7 @@ export class Completions {
 
 function finishReason({ finishReason: reason, toolCalls: calls }: RunChoice): FinishReason {
   if (calls.length) return "tool_calls";
-  return reason === "length" || reason === "max_new_tokens" ? "length" : "stop";
+  return reason === "length" ? "length" : "stop";
 }
 
 function usageOf({ promptTokens, choices, keptTokens }: RunResult): CompletionUsage {

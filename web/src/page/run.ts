@@ -15,10 +15,10 @@ import type {
 } from "../wire/protocol";
 
 /**
- * Why a run ended: "eos" or "stop" (the model or a stop text ended it), "length" (maxLength was reached),
- * "max_new_tokens" (maxTokens was reached), "time" (the search option max_time), "abort" (the signal or `break`).
+ * The reason why a run ended: "stop" (the model or a stop text ended it), "length" (maxTokens or maxLength was reached),
+ * "tool_calls" (a chat's answer calls tools), "time" (the search option max_time), "abort" (the signal or `break`).
  */
-export type RunEnd = "eos" | "stop" | "length" | "max_new_tokens" | "time" | "abort";
+export type RunEnd = "stop" | "length" | "tool_calls" | "time" | "abort";
 
 /** A token that could come next, and the natural logarithm of its probability by the logits as the model gave them. */
 export interface LikelyToken {
@@ -46,6 +46,8 @@ export interface RunChoice {
   /** For each token of the text, if the run asked for `logprobs`, else null. A token that a grammar forced has none. */
   logprobs: TokenLogprob[] | null;
   finishReason: RunEnd;
+  /** Whether maxLength or the model's context is full; false if maxTokens ended the run. */
+  contextFull: boolean;
 }
 
 /** How a run ended; of several answers the first one is its own. */
@@ -77,7 +79,8 @@ interface AnswerChoice {
   answer?: string;
   tool_calls?: ToolCall[];
   token_ids: number[];
-  finish_reason: Exclude<RunEnd, "abort"> | "cancel";
+  finish_reason: RunEnd;
+  context_full?: boolean;
 }
 
 /** The fields that those replies share. */
@@ -262,7 +265,7 @@ export class Run implements AsyncIterable<string> {
     const choices = (answer.choices ?? [answer]).map((told, place) => {
       const { text, token_ids: tokenIds, finish_reason: reason } = told;
       const parts = { reasoning: told.reasoning ?? "", answer: told.answer ?? text, toolCalls: told.tool_calls ?? [] };
-      return this.told(place, { text, ...parts, tokenIds }, reason === "cancel" ? "abort" : reason);
+      return this.told(place, { text, ...parts, tokenIds, contextFull: told.context_full ?? false }, reason);
     });
     return {
       ...choices[0]!,
@@ -285,7 +288,11 @@ export class Run implements AsyncIterable<string> {
 
   private partial(): RunResult {
     const choices = this.growing.map(({ text, reasoning, answer, toolCalls, tokenIds }, place) =>
-      this.told(place, { text, reasoning, answer, toolCalls: [...toolCalls], tokenIds: [...tokenIds] }, "abort"),
+      this.told(
+        place,
+        { text, reasoning, answer, toolCalls: [...toolCalls], tokenIds: [...tokenIds], contextFull: false },
+        "abort",
+      ),
     );
     return {
       ...choices[0]!,
