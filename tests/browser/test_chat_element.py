@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests import oracle
 from tests.browser.demo_page import RUN_MS, Demo
@@ -236,7 +236,6 @@ def test_a_model_answers_what_the_turns_say_also_where_the_page_changed_one(page
     attributes = {"model": "models/nano-qwen2/", "run-options": GREEDY, "system": "Be brief."}
     page.evaluate(OPEN, attributes)
     page.evaluate(PUT)
-    expect(page.locator("#other #prompt")).to_be_enabled(timeout=RUN_MS)
     answers = page.evaluate("""async () => {
       const answer = () => chat.messages.at(-1).content;
       await chat.send('Hello');
@@ -255,12 +254,64 @@ def test_a_model_answers_what_the_turns_say_also_where_the_page_changed_one(page
     assert answers["again"] == answers["second"] != answers["changed"]
 
 
+@pytest.fixture
+def held(page: Page) -> Iterator[list[Route]]:
+    """Requests for a model's configuration, which wait for the test."""
+    found: list[Route] = []
+    address = "**/models/nano-llama/genai_config.json"
+    page.route(address, found.append)
+    page.evaluate(OPEN, {"model": "models/nano-llama/", "run-options": GREEDY})
+    page.evaluate(PUT)
+    expect(page.locator("#other #status")).to_have_text("Loading the model")
+    yield found
+    page.unroute(address)
+
+
+WAITS = re.compile("^Your message is sent when the model is ready. (Loading|Preparing)")
+
+
+def test_a_message_waits_for_the_model_and_escape_takes_it_back(page: Page, held: list[Route]) -> None:
+    field, status = page.locator("#other #prompt"), page.locator("#other #status")
+    assert page.evaluate("() => chat.matches(':state(empty)')")
+    say(page, "def fibonacci(n):")
+    expect(status).to_have_text(WAITS)
+    expect(page.locator("#other #run")).to_be_disabled()
+    page.keyboard.press("Escape")
+    expect(status).to_have_text(re.compile("^(Loading|Preparing)"))
+    field.press("Enter")
+    expect(status).to_have_text(WAITS)
+    expect(field).to_have_value("def fibonacci(n):")
+    while not held:
+        page.wait_for_timeout(50)
+    for route in held:
+        route.continue_()
+    expect(page.locator("#other .echo")).to_have_text("def fibonacci(n):", timeout=RUN_MS)
+    expect(field).to_have_value("")
+    expect(page.locator("#other #status")).to_have_text("The answer is as long as it may be.", timeout=RUN_MS)
+    assert not page.evaluate("() => chat.matches(':state(empty)')")
+    assert told(page) == [["answer", "length"]]
+
+
+def test_a_message_stays_in_the_field_if_the_model_is_not_there(page: Page, held: list[Route]) -> None:
+    field = page.locator("#other #prompt")
+    say(page, "one")
+    expect(page.locator("#other #status")).to_have_text(WAITS)
+    while not held:
+        page.wait_for_timeout(50)
+    for route in held:
+        route.fulfill(status=404)
+    expect(page.locator("#other").get_by_role("alert")).to_contain_text("HTTP 404", timeout=RUN_MS)
+    expect(field).to_have_value("one")
+    expect(field).to_be_disabled()
+    assert told(page) == [["error", "ModelFileError"]]
+
+
 def test_a_model_without_a_chat_template_continues_the_text(page: Page) -> None:
     page.evaluate(OPEN, {"model": "models/nano-llama/", "run-options": GREEDY, "label": "Text to go on with"})
     page.evaluate(PUT)
     field = page.locator("#other").get_by_label("Text to go on with")
-    expect(field).to_be_enabled(timeout=RUN_MS)
-    expect(page.locator("#other #status")).to_have_text(re.compile(r"^nano-llama, 0\.\d MB$"))
+    expect(field).to_be_enabled()
+    expect(page.locator("#other #status")).to_have_text(re.compile(r"^nano-llama, 0\.\d MB$"), timeout=RUN_MS)
     assert page.evaluate("() => [llm.stats().model.name, llm.stats().model.search.do_sample]") == ["nano-llama", False]
     page.evaluate("() => chat.send('def fibonacci(n):')")
     prompt = oracle.prompt(LLAMA, "def fibonacci(n):")
@@ -279,7 +330,6 @@ def test_an_answer_that_begins_within_the_reasoning_is_folded_from_its_first_wor
     heading = ".turn:last-child .reasoning > summary"
     page.evaluate(OPEN, {"model": "models/thinks/", "run-options": GREEDY, "options": '{ "device": "webgpu" }'})
     page.evaluate(PUT)
-    expect(page.locator("#other #prompt")).to_be_enabled(timeout=RUN_MS)
     page.evaluate("() => chat.send('Hello')")
     expect(page.locator(f"#other {heading}")).to_contain_text("Reasoning, not finished")
     assert page.evaluate("() => [chat.turns[0].reply, chat.turns[0].reasoning !== '']") == ["", True]

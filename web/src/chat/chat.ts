@@ -13,7 +13,7 @@ import { build, hasMouse, LABEL, type Parts } from "./chat_parts";
 import { ChatLog } from "./chat_log";
 import { checkSaved, type SavedConversation } from "./chat_tree";
 import { ChatTurn } from "./chat_turn";
-import { loadStatus } from "../page/progress";
+import { Wait } from "./chat_wait";
 
 export type { SavedConversation, SavedTurn } from "./chat_tree";
 export { ChatTurn, type TurnPlace } from "./chat_turn";
@@ -50,9 +50,16 @@ export class CapstanChat extends Element {
   private work: { stop: AbortController; turn: ChatTurn | null; ended: Promise<void> } | null = null;
   private answering: ChatTurn | null = null;
   private editing: ChatTurn | null = null;
+  private readonly wait = new Wait(
+    (text, done, total) => this.showStatus(text, done, total),
+    () => this.showBusy(),
+  );
+  /** Has the state "empty" while there is no turn. */
+  private readonly states: CustomStateSet;
 
   constructor() {
     super();
+    this.states = this.attachInternals().states;
     const root = this.attachShadow({ mode: "open", delegatesFocus: true });
     this.parts = build(root);
     this.log = new ChatLog(this.parts, () => {
@@ -127,14 +134,16 @@ export class CapstanChat extends Element {
     this.parts.prompt.focus(options);
   }
 
-  /** Send what stands in the field. */
+  /** Send what stands in the field; while the model loads, it is sent after that. */
   submit(): void {
-    void this.send(this.value, this.editing);
+    if (this.wait.loading) this.wait.send(this.value.trim() !== "");
+    else void this.send(this.value, this.editing);
   }
 
   /** Do the same as Escape: end the answer or other work, else end the editing of a turn. */
   cancel(): void {
     if (this.work) void this.stop();
+    else if (this.wait.sends) this.wait.send(false);
     else if (this.editing) this.keep();
     else return;
     this.focus({ preventScroll: true });
@@ -147,10 +156,11 @@ export class CapstanChat extends Element {
   }
 
   /**
-   * Send a message and have it answered; resolves when the answer has ended. With `instead` the message takes the place
+   * Send a message and have it answered, after a load; resolves when the answer has ended. With `instead` the message takes the place
    * of that turn, which stays beside it, with those after it. The answer continues `begun`.
    */
   async send(text: string, instead: ChatTurn | null = null, begun = ""): Promise<void> {
+    if (this.wait.loading) await this.wait.ended;
     const { editing } = this;
     const { tree } = this.log;
     if (!this.answers || this.work) return;
@@ -316,6 +326,8 @@ export class CapstanChat extends Element {
   /** Load the model that the attributes name; a model of earlier attributes is closed. */
   private load(): void {
     this.unload();
+    this.parts.prompt.disabled = false;
+    this.wait.begin();
     const ending = (this.ending = new AbortController());
     // Several attributes that are set one after the other load once.
     queueMicrotask(() => void this.begin(ending));
@@ -329,20 +341,25 @@ export class CapstanChat extends Element {
       const model = this.getAttribute("model");
       if (!model) throw refused("<capstan-chat> has no attribute model; give it the URL of a model's folder");
       const onProgress: LoadOptions["onProgress"] = (progress) => {
-        if (!signal.aborted) this.showStatus(loadStatus(progress), progress.bytes ? progress.fraction : null, 1);
+        if (!signal.aborted) this.wait.take(progress);
       };
       llm = await Capstan.load(model, { ...objectIn<LoadOptions>(this, "options"), onProgress, signal });
     } catch (error) {
-      if (!signal.aborted) this.showError(error);
+      if (signal.aborted) return;
+      this.wait.end();
+      this.parts.prompt.disabled = true;
+      this.showError(error);
       return;
     }
     signal.addEventListener("abort", () => llm.close(), { once: true });
     if (signal.aborted) return llm.close();
     const model = new ModelAnswers(llm, this);
     this.answers = (turn, stop) => model.answer(turn, stop);
+    const sends = this.wait.end();
     this.open();
     this.showStatus(llm.stats().model.title);
     this.tell("capstan-load", llm);
+    if (sends && this.value.trim()) this.submit();
   }
 
   private unload(): void {
@@ -350,6 +367,7 @@ export class CapstanChat extends Element {
     this.work?.stop.abort();
     if (this.work) this.tell("capstan-busy", false);
     this.ending = this.answers = this.work = null;
+    this.wait.end();
     this.clear();
     this.showError(null);
     this.parts.prompt.disabled = true;
@@ -399,10 +417,13 @@ export class CapstanChat extends Element {
   private showBusy(): void {
     const { log, prompt, send, stop, clear, progress } = this.parts;
     const focused = this.shadowRoot!.activeElement;
-    send.disabled = this.busy || !this.answers;
-    stop.disabled = !this.busy;
+    const { loading, sends } = this.wait;
+    send.disabled = this.busy || sends || !(this.answers || loading);
+    stop.disabled = !this.busy && !sends;
     clear.disabled = this.busy || this.turns.length === 0;
-    if (!this.busy) progress.hidden = true;
+    if (!this.busy && !loading) progress.hidden = true;
+    if (this.turns.length) this.states.delete("empty");
+    else this.states.add("empty");
     for (const turn of this.turns) turn.setBusy(this.busy, turn === this.work?.turn);
     log.setAttribute("aria-busy", String(this.busy));
     // A button that is disabled loses the focus.
