@@ -241,7 +241,7 @@ def test_the_code_of_the_documentation_runs(blank_page: Page) -> None:
     assert 1 < len(streamed) <= 8
     assert bar == []
     assert blank_page.locator("progress").evaluate("({ value, title }) => [value, title]") == [1, "0 s left"]
-    assert result[0].endswith(" 4 max_new_tokens")
+    assert result[0].endswith(" 4 length")
     even = [int(token) % 2 for token in processed[0].split()]
     assert even == [0] * 4
     choices = json.loads(several[-1])
