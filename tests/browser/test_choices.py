@@ -119,7 +119,8 @@ def test_parts_and_probabilities_are_told_for_each_row(found: dict[str, Any]) ->
 
 def test_chats_and_completions_have_the_same_choices(found: dict[str, Any]) -> None:
     chat, whole = found["chat"], found["whole"]
-    assert [choice["finishReason"] for choice in chat["choices"]] == ["length"] * 3
+    ends = [(choice["finishReason"], choice["contextFull"]) for choice in chat["choices"]]
+    assert ends == [("length", False)] * 3
     assert [choice["index"] for choice in whole["choices"]] == [0, 1, 2]
     texts = [choice["answer"] for choice in chat["choices"]]
     assert [choice["message"]["content"] for choice in whole["choices"]] == texts
