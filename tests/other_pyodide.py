@@ -10,6 +10,7 @@ from pathlib import Path
 from buildtools import ROOT
 from buildtools.environment import MICROPIP_WHEELS, PROTOBUF_WHEELS
 from buildtools.wheels import template_wheels
+from capstan_host.model_arguments import BUNDLED
 from tests import products
 from tests.plain_server import serving_plainly
 
@@ -50,11 +51,12 @@ def installers(folder: Path) -> list[str]:
 
 @contextmanager
 def serving_pyodide(folder: Path) -> Iterator[str]:
-    """Serve, from this folder: Pyodide's and onnxruntime-web's packages as npm has them, a model, and wheels with an
+    """Serve, from this folder: Pyodide's and onnxruntime-web's packages as npm has them, models, and wheels with an
     index of them; the address."""
     for name, source in {
         "pyodide": MODULES / "pyodide",
         "ort": MODULES / "onnxruntime-web/dist",
+        "models/bundled": BUNDLED,
         "models/nano-llama": FIXTURES / "nano-llama",
     }.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -1,56 +1,104 @@
-"""The JavaScript of the guides runs, block after block; test_web_api.py has that of docs/web*.md."""
+"""The JavaScript of the documents runs as it is written, block after block, and prints what is documented."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from pathlib import Path
 
+import numpy as np
 import pytest
-from playwright.sync_api import Page
+from playwright.sync_api import Browser, FilePayload, Page
 
-from buildtools import ROOT
+from capstan_host.headless.chromium import flags
+from capstan_host.site_server import SiteServer
+from capstan_host.testing.harness import watch
+from tests.documented import chat_model_beside, examples, hub_at_its_address, prints, repositories
+from tests.pictures import gradient, png_file
+from tests.sounds import quiet, voice, wave_file
 
 RUN = """async (blocks) => {
   const { Capstan } = await import("/capstan/capstan.js");
   const AsyncFunction = (async () => {}).constructor;
-  const loaded = [];
-  class Closed extends Capstan {}
-  Closed.load = async (model, options) => {
-    // The pages on porting load from a hub, where OWNER/NAME is no repository.
-    const given = model.startsWith("OWNER/") ? ["models/nano-qwen2/"] : [model, options];
-    loaded.push(await Capstan.load(...given));
-    return loaded.at(-1);
-  };
+  const kept = (window.kept ??= new Map());
   const printed = [];
   for (const block of blocks) {
+    // Blocks that load a model with no option and close nothing share it: loading it again shows nothing more.
+    const shares = !/load\\([^)]*,|close\\(|python\\(/.test(block);
+    const loaded = [];
+    class Closed extends Capstan {}
+    Closed.load = async (...given) => {
+      const llm = (shares && kept.get(given[0])) || (await Capstan.load(...given));
+      if (shares) kept.set(given[0], llm);
+      else loaded.push(llm);
+      return llm;
+    };
     const lines = [];
     const log = (...given) => lines.push(given.join(" "));
-    Object.assign(globalThis, { show: log, messages: [{ role: "user", content: "hello" }], onProgress: () => {} });
     await new AsyncFunction("Capstan", "console", block)(Closed, { log });
-    for (const llm of loaded.splice(0)) llm.close();
-    printed.push(lines);
+    for (const llm of loaded) llm.close();
+    printed.push(lines.flatMap((line) => line.split("\\n")));
   }
   return printed;
 }"""
-NAME_AND_AGE = r'^\{"name":"[^"]{0,12}","age":\d+\}\n\d{4}-\d\d-\d\d$'
-EXPECTED = {
-    "chat": [r"[1-9]\d* of \d+ tokens were computed before: ", r"^abort$"],
-    "guidance": [NAME_AND_AGE],
-    "large_models": [r"^takes \d+ bytes$"],
-    "offline": [r"^\d+$"],
-    "porting_transformers_js": [r"."],
-    "porting_webllm": [r"."],
-    "porting_wllama": [r"^$"],
-    "speed_here": [r"^wasm on .+, capture off [^$]*first token after [\d.]+ ms, then [\d.]+ a second"],
-    "tools": [r'^temperature \{"city":"(Oslo|Rome)","celsius":(4|18)\}\n'],
+BODY = """() => {
+  document.body.innerHTML = `<input id="input" type="file"> <button id="button"></button> <button id="done"></button>
+    <p id="captions"></p> <p id="partial"></p>`;
+  setInterval(() => captions.textContent && done.click(), 100);
+}"""
+"""The elements that examples name; somebody stops the captions once there is one."""
+SAID = wave_file(np.concatenate([quiet(0.6), voice(1.6), quiet(1.0)]).tolist())
+GIVEN: dict[str, FilePayload] = {
+    "hear": {"name": "speech.wav", "mimeType": "audio/wav", "buffer": SAID},
+    "see": {"name": "picture.png", "mimeType": "image/png", "buffer": png_file(gradient())},
 }
-"""By page, the words that each block prints."""
+"""The file that a document's reader picks."""
+OF_RANDOM_WEIGHTS = re.compile(r'"(onnx-community|Xenova|HuggingFaceTB)/')
+"""These repositories have random weights here: readers see another output."""
+PAGES = (
+    *("web", "web_tokens", "web_models", "web_openai", "chat", "tools", "guidance", "large_models", "offline"),
+    *("speed_here", "porting_webllm", "porting_wllama", "porting_transformers_js", "embeddings", "hear", "see"),
+    *("speak", "trace"),
+)
 
 
-@pytest.mark.one_in
-@pytest.mark.parametrize("guide", EXPECTED)
-def test_the_code_of_a_guide_runs(blank_page: Page, guide: str) -> None:
-    text = (ROOT / f"docs/{guide}.md").read_text(encoding="utf-8")
-    printed = blank_page.evaluate(RUN, re.findall(r"^```js\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
-    assert len(printed) == len(EXPECTED[guide])
-    for lines, words in zip(printed, EXPECTED[guide], strict=True):
-        assert re.search(words, "\n".join(lines)), lines
+@pytest.fixture(scope="module")
+def errors() -> list[str]:
+    """The errors in the page."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def page(
+    browser: Browser, quick_browser: Path, site: SiteServer, errors: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Page]:
+    """A page of a browser with a microphone, and with what readers have beside their page."""
+    folder = tmp_path_factory.mktemp("documents")
+    (folder / "said.wav").write_bytes(SAID)
+    fake = ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
+    fake += [f"--use-file-for-fake-audio-capture={folder / 'said.wav'}", "--autoplay-policy=no-user-gesture-required"]
+    arguments = ["--headless=new", *flags("software"), *fake]
+    other = browser.browser_type.launch(executable_path=str(quick_browser), args=arguments)
+    context = other.new_context()
+    with chat_model_beside(site), hub_at_its_address(context, repositories(folder)):
+        page = context.new_page()
+        watch(page, errors)
+        page.goto(site.url + "blank.html")
+        page.evaluate(BODY)
+        yield page
+        other.close()
+
+
+@pytest.mark.parametrize("document", PAGES)
+def test_the_code_of_a_document_runs_and_prints_what_is_documented(
+    page: Page, errors: list[str], document: str
+) -> None:
+    blocks = examples(document, "js")
+    assert blocks
+    if document in GIVEN:
+        page.locator("#input").set_input_files(GIVEN[document])
+    printed = page.evaluate(RUN, [code for code, _ in blocks])
+    for lines, (code, documented) in zip(printed, blocks, strict=True):
+        if documented or not OF_RANDOM_WEIGHTS.search(code):
+            assert prints(lines, documented), f"{code}\nprints\n" + "\n".join(lines)
+    assert not errors

@@ -15,8 +15,7 @@ from buildtools import ROOT
 from buildtools.bundles import ENTRIES
 from capstan_host.site_server import SiteServer
 from capstan_host.testing.harness import watch
-from tests.encoders import ENCODERS
-from tests.voices import make_voice
+from tests.documented import chat_model_beside, hub_at_its_address, repositories
 
 SOURCES = ROOT / "web/src"
 DOCUMENT = (ROOT / "docs/typescript.md").read_text(encoding="utf-8")
@@ -73,7 +72,8 @@ def test_the_examples_are_of_the_types_that_are_exported(tmp_path: Path) -> None
 def test_the_examples_run(browser: Browser, site: SiteServer, tmp_path: Path) -> None:
     source, made = tmp_path / "examples.ts", tmp_path / "examples.js"
     source.write_text(program(), encoding="utf-8")
-    page = browser.new_page()
+    context = browser.new_context()
+    page = context.new_page()
     client = f"{site.url}capstan/capstan.js"
     options = ["--bundle", "--format=esm", f"--alias:capstan-webgpu={client}", f"--external:{client}"]
     options += ["--external:./highlight.js", "--log-level=error", f"--outfile={made}"]
@@ -81,9 +81,7 @@ def test_the_examples_run(browser: Browser, site: SiteServer, tmp_path: Path) ->
     errors = watch(page, [])
     said: list[str] = []
     page.on("console", lambda message: said.append(message.text))
-    site.models |= {"minilm": ENCODERS / "bert", "whisper": ROOT / "tests/fixtures/speech/nano-whisper"}
-    site.models["kokoro"] = make_voice(tmp_path / "kokoro")
-    try:
+    with chat_model_beside(site), hub_at_its_address(context, repositories(tmp_path)):
         page.goto(site.url + "blank.html")
         page.evaluate(
             """(code) => {
@@ -92,10 +90,8 @@ def test_the_examples_run(browser: Browser, site: SiteServer, tmp_path: Path) ->
             }""",
             made.read_text(encoding="utf-8"),
         )
-    finally:
-        del site.models["minilm"], site.models["whisper"], site.models["kokoro"]
-        page.close()
+        context.close()
     assert not errors, f"the page reported {errors}"
-    assert said[-1] == "nano v3"
+    assert said[-1] == "SmolLM2 v3"
     assert any(line.startswith("OptionError max_new_tokens is 0") for line in said)
     assert any(re.fullmatch(r"true true \d+ \d+", line) for line in said)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import math
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 import capstan
-from buildtools import ROOT
 from buildtools.site import assemble
 from capstan_host.headless.static_server import running
 from capstan_host.site_server import SiteServer
@@ -219,19 +217,3 @@ def test_eight_channels_at_192_khz_are_heard(page: Page) -> None:
     tone = glide(0.5, rate=192_000)
     eight = wave_file([each for sample in tone for each in [sample] * 8], rate=192_000, channels=8)
     assert page.evaluate("text => hear(blob(text)).then(({ duration }) => duration)", told(eight)) == 0.5
-
-
-BLOCKS = """async (block) => {
-  const printed = [];
-  const AsyncFunction = (async () => {}).constructor;
-  await new AsyncFunction("Capstan", "console", block)(Capstan, { log: (...given) => printed.push(given.join(" ")) });
-  return printed;
-}"""
-
-
-def test_the_code_of_the_documentation_runs(page: Page) -> None:
-    block, _ = re.findall(
-        r"^```js\n(.*?)^```", (ROOT / "docs/hear.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
-    )
-    page.route("**/models/speech.wav", lambda route: route.fulfill(body=SOUND))
-    assert page.evaluate(BLOCKS, block)[-1] == "true WEBVTT"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import wave
 from collections.abc import Iterator
 from io import BytesIO
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page
 
-from buildtools import ROOT
 from buildtools.site import assemble
 from capstan_host.headless.static_server import running
 from capstan_host.site_server import SiteServer
@@ -223,21 +221,3 @@ def test_texts_of_all_kinds_have_phonemes(page: Page) -> None:
     assert page.evaluate(spoken, "1,234 (or 3) miles?") == "wˈʌn θˈWzən tu hˈʌndəɹd θˈɜɹdˌi fɔɹ (əɹ θɹˈi) mˈIəlz?"
     for text in ("The constructor's toString, valueOf and __proto__", "😀 日本 été", "**", "a" * 20_000):
         assert isinstance(page.evaluate(spoken, text), str)
-
-
-BLOCKS = """async (blocks) => {
-  const printed = [];
-  const AsyncFunction = (async () => {}).constructor;
-  for (const block of blocks)
-    await new AsyncFunction("Capstan", "console", block)(Capstan, { log: (...given) => printed.push(given.join(" ")) });
-  return printed;
-}"""
-
-
-def test_the_code_of_the_documentation_runs(page: Page) -> None:
-    text = (ROOT / "docs/speak.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```js\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    [block] = [each for each in blocks if "models/kokoro" in each]
-    *seconds, last = page.evaluate(BLOCKS, [block])
-    assert len(seconds) == 2
-    assert last == "audio/wav true"

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import re
-
 import numpy as np
 import pytest
 from playwright.sync_api import Page, Route
 
-from buildtools import ROOT
 from capstan import Generator, Model
 from capstan_host.site_server import SiteServer
 from tests import oracle
 from tests.browser.model_variants import LLAMA
-from tests.trace_format import slices_by_track
 
 FIXTURES = LLAMA.parent
 
@@ -187,85 +182,6 @@ def test_two_engines_at_once_leave_each_other_alone(blank_page: Page) -> None:
     assert found["both"] == ids
     assert found["after"] == ids[1]
     assert (found["cut"], found["given_up"]) == ("ClosedError", "thought better of it")
-
-
-RUN_BLOCKS = """async (blocks) => {
-  const { Capstan } = await import("/capstan/capstan.js");
-  const AsyncFunction = (async () => {}).constructor;
-  const loaded = [];
-  let kept = null;
-  const printed = [];
-  for (const block of blocks) {
-    // Blocks that load with no option and close nothing share one model: a page of its own for each shows nothing more.
-    const shares = !/load\\([^)]*,|close\\(/.test(block);
-    class Closed extends Capstan {}
-    Closed.load = async (...given) => {
-      const llm = (shares && kept) || (await Capstan.load(...given));
-      if (shares) kept = llm;
-      else loaded.push(llm);
-      return llm;
-    };
-    const lines = [];
-    const log = (...given) => lines.push(given.join(" "));
-    await new AsyncFunction("Capstan", "console", block)(Closed, { log });
-    for (const llm of loaded.splice(0)) llm.close();
-    printed.push(lines);
-  }
-  kept.close();
-  return printed;
-}"""
-
-
-def test_the_code_of_the_documentation_runs(blank_page: Page) -> None:
-    pages = ("web", "web_tokens", "web_models", "web_openai", "trace")
-    text = "".join((ROOT / f"docs/{page}.md").read_text(encoding="utf-8") for page in pages)
-    blocks = re.findall(r"^```js\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    with blank_page.expect_download(timeout=LONG_MS) as saved:
-        found = blank_page.evaluate(RUN_BLOCKS, blocks)
-        (
-            streamed,
-            bar,
-            result,
-            processed,
-            several,
-            error,
-            likely,
-            scored,
-            tokens,
-            stored,
-            session,
-            tabs,
-            completion,
-            trace,
-        ) = found
-    assert 1 < len(streamed) <= 8
-    assert bar == []
-    assert blank_page.locator("progress").evaluate("({ value, title }) => [value, title]") == [1, "0 s left"]
-    assert result[0].endswith(" 4 length")
-    even = [int(token) % 2 for token in processed[0].split()]
-    assert even == [0] * 4
-    choices = json.loads(several[-1])
-    assert [line.split()[0] for line in several[:-1] if line.startswith(("0 ", "1 ", "2 "))] != []
-    assert len({text for text, _ in choices}) == 3
-    assert len(likely) == 3
-    assert all(re.fullmatch(r'".*" -[\d.]+ .*,.*', line, re.DOTALL) for line in likely)
-    assert [line.split()[0] for line in scored] == ["Paris", "Rome"]
-    assert all(float(line.split()[1]) < 0 for line in scored)
-    assert int(tokens[0].split()[0]) > int(tokens[0].split()[1]) > 0
-    assert tokens[1].endswith("hello")
-    fits, listed, verified, freed = stored
-    size = (FIXTURES / "nano-qwen2/model.onnx.data").stat().st_size
-    assert int(fits.removeprefix("takes ").removesuffix(" bytes")) > size
-    assert listed.endswith("/models/nano-qwen2/ 1")
-    assert verified.endswith(f" {size}")
-    assert int(freed) >= size
-    assert session[-1] == "1 system user assistant"
-    assert tabs == ["one model for all tabs"]
-    assert completion[0] in ("yes", "no")
-    slices = slices_by_track(json.loads(saved.value.path().read_text()))
-    assert {each["name"] for each in slices["Python"]} >= {"answer: load", "answer: chat"}
-    assert trace == ["nothing was replayed on a GPU"], "a software adapter is no GPU to 'auto'"
-    assert error[0].startswith('OptionError "OWNER/NAME" reads as the id of a hub')
 
 
 LOAD_ALL = """async (models) => {

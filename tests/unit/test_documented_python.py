@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import contextlib
 import inspect
-import json
+import io
 import re
 import warnings
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,6 +22,7 @@ from buildtools import ROOT
 from buildtools.carried_wheels import DETECTOR
 from capstan import errors, measure, memory, notebook
 from capstan.speech import speech_detector
+from tests.documented import CHAT_MODEL, chat_model, examples, prints
 from tests.sounds import glide, voice, wave_file
 from tests.voices import make_voice
 
@@ -31,12 +34,16 @@ NAMES = sorted(set(capstan.__all__) - set(errors.__all__))
 ROW = re.compile(r"^\| `(\w+Error)` +\| ([^|]+?) +\|", re.MULTILINE)
 
 
-async def run_blocks(text: str, names: dict[str, Any]) -> None:
-    """Run a page's Python in order, which may await at its top level."""
-    for block in BLOCKS.findall(text):
-        waiting = eval(compile(block, block, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), names)
-        if inspect.iscoroutine(waiting):
-            await waiting
+async def run_blocks(blocks: Sequence[str], names: dict[str, Any]) -> list[str]:
+    """Run a page's Python in order, which may await at its top level; what each block prints."""
+    printed = []
+    for block in blocks:
+        with contextlib.redirect_stdout(io.StringIO()) as output:
+            waiting = eval(compile(block, block, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), names)
+            if inspect.iscoroutine(waiting):
+                await waiting
+        printed.append(output.getvalue())
+    return printed
 
 
 def test_the_examples_of_the_reference_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +56,7 @@ def test_the_examples_of_the_reference_run(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(speech_detector, "installed", lambda: detector)
     names["kokoro"] = str(make_voice(tmp_path / "kokoro"))
     with warnings.catch_warnings():
-        asyncio.run(run_blocks(REFERENCE, names))
+        asyncio.run(run_blocks(BLOCKS.findall(REFERENCE), names))
     assert names["fit"]
     assert names["caption"].final
     assert names["answer"].finish_reason == "length"
@@ -57,17 +64,16 @@ def test_the_examples_of_the_reference_run(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("page", ["chat", "guidance", "large_models", "tools"])
-def test_the_examples_of_a_guide_run(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    names: dict[str, Any] = {"folder": str(FIXTURES / "nano-qwen2")}
-    asyncio.run(run_blocks((DOCS / f"{page}.md").read_text(encoding="utf-8"), names))
-    if page == "chat":
-        assert [message["role"] for message in names["messages"]] == ["system", *["user", "assistant"] * 2]
-    elif page == "tools":
-        assert names["asked"]["arguments"]["city"] in ("Oslo", "Rome")
-    elif page == "guidance":
-        assert 0 <= json.loads(names["text"])["age"] <= 120
-    else:
-        assert names["need"].weights.bytes > 0
+def test_the_examples_of_a_guide_run_and_print_what_is_documented(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / CHAT_MODEL).symlink_to(chat_model())
+    monkeypatch.chdir(tmp_path)
+    blocks = examples(page, "python")
+    printed = asyncio.run(run_blocks([code for code, _ in blocks], {}))
+    for output, (code, documented) in zip(printed, blocks, strict=True):
+        assert prints(output.splitlines(), documented), f"{code}\nprints\n{output}"
 
 
 @pytest.mark.parametrize("name", NAMES)
