@@ -148,8 +148,12 @@ class Stage:
 def run_tool(command: Sequence[str | Path], remedy: str, env: Mapping[str, str] | None = None, cwd: Path = ROOT) -> str:
     """Run a tool quietly and return its stdout; a failure becomes one line with the tool's last words."""
     name = Path(command[0]).name
+    # On Windows npm is npm.cmd, which only its whole path starts.
+    program = shutil.which(command[0], path=(env or os.environ).get("PATH")) or command[0]
     try:
-        done = subprocess.run([str(part) for part in command], cwd=cwd, env=env, capture_output=True, text=True)
+        done = subprocess.run(
+            [str(part) for part in (program, *command[1:])], cwd=cwd, env=env, capture_output=True, text=True
+        )
     except FileNotFoundError as error:
         raise CommandError(f"{name} was not found: {remedy}") from error
     if done.returncode:

@@ -17,6 +17,7 @@ from .command_errors import CommandError
 from .commands import chat, exec, fleet, models, run, serve
 from .headless.chromium import BrowserError
 from .machine import INSTALLED, Machine
+from .terminal import speak_utf8
 
 __all__ = ["COMMANDS", "Command", "main", "parse", "reported", "whole_parser"]
 
@@ -90,6 +91,7 @@ def reported(work: Callable[[], int], debug: bool) -> int:
     """Do the work and return the exit status; an error is printed as one line. The status is 2 for an error that the
     user can solve, 130 for Ctrl-C.
     """
+    speak_utf8()
     try:
         return work()
     except (CommandError, BrowserError, OptionError) as error:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
 import time
 from collections.abc import AsyncIterator
+from io import TextIOWrapper
 from typing import Any
 
-__all__ = ["Event", "Output", "Progress", "say"]
+__all__ = ["Event", "Output", "Progress", "say", "speak_utf8"]
 
 Event = dict[str, Any]
 """See CapstanEvent in web/src/wire/protocol.ts."""
@@ -21,6 +23,13 @@ QUIET_TICKS = 3
 """A step of fewer ticks is not shown."""
 PLAIN_TICKS = 30
 """Without a terminal, a long step prints a line each time that this number of ticks has passed."""
+
+
+def speak_utf8(always: bool = os.name == "nt") -> None:
+    """Pipes and files take and give UTF-8 on Windows, too, where Python's are of a code page without most letters."""
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if always and isinstance(stream, TextIOWrapper):
+            stream.reconfigure(encoding="utf-8")
 
 
 def say(text: str) -> None:

@@ -227,3 +227,17 @@ def test_flags_differ_by_adapter_and_the_sandbox_stays_on_for_users(monkeypatch:
     assert "--no-sandbox" not in flags("software")
     monkeypatch.setattr("os.geteuid", lambda: 0)
     assert "--no-sandbox" in flags("software")
+
+
+def test_on_windows_no_browser_is_started_for_its_version(tmp_path: Path) -> None:
+    program(tmp_path, "chrome.exe", prints("Chromium 1.2"))
+    assert browser_version(tmp_path / "chrome.exe", "win32") is None
+    (tmp_path / "156.0.8078.108").mkdir()
+    assert browser_version(tmp_path / "chrome.exe", "win32") == "Chromium 156.0.8078.108"
+    (tmp_path / "playwright").mkdir()
+    program(tmp_path / "playwright", "chrome.exe", prints(""))
+    (tmp_path / "playwright/157.0.1.2.manifest").touch()
+    assert browser_version(tmp_path / "playwright/chrome.exe", "win32") == "Chromium 157.0.1.2"
+    program(tmp_path, "editor.exe", prints("Editor"))
+    assert browser_version(tmp_path / "editor.exe", "win32") is None
+    assert browser_version(tmp_path / "absent/chrome.exe", "win32") is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -45,6 +46,10 @@ ELSEWHERE = {
         r"C:\Program Files (x86)\Google\Chrome\Application\chrome.exe",
     ),
 }
+WINDOWS_OF_ONE_USER = r"Google\Chrome\Application\chrome.exe"
+"""Below LOCALAPPDATA."""
+WINDOWS_PROGRAMS = ("chrome.exe", "chromium.exe")
+WINDOWS_VERSION = re.compile(r"(\d+(?:\.\d+){3})(?:\.manifest)?")
 VERSION_SECONDS = 20
 REMEDY = (
     "install Google Chrome or Chromium (Debian: apt-get install chromium; Ubuntu: Google's .deb package, "
@@ -173,8 +178,10 @@ def installed_browser(environ: Mapping[str, str] = os.environ) -> Path | None:
     return next((path for path in _installed(environ) if browser_version(path)), None)
 
 
-def browser_version(path: Path) -> str | None:
+def browser_version(path: Path, platform: str = sys.platform) -> str | None:
     """The program's version line, or None if it does not start: Ubuntu's stub only names its snap."""
+    if platform == "win32":
+        return _version_beside(path)
     try:
         done = subprocess.run(
             [path, "--version"], capture_output=True, text=True, timeout=VERSION_SECONDS, stdin=subprocess.DEVNULL
@@ -185,9 +192,20 @@ def browser_version(path: Path) -> str | None:
     return version[0] if version and version[0].startswith(("Google Chrome", "Chromium")) else None
 
 
+def _version_beside(path: Path) -> str | None:
+    """The version of a Chrome or Chromium on Windows, where `--version` opens a window: a folder or a manifest beside
+    the program has its name."""
+    if path.name.lower() not in WINDOWS_PROGRAMS or not path.is_file():
+        return None
+    versions = [found[1] for each in path.parent.iterdir() if (found := WINDOWS_VERSION.fullmatch(each.name))]
+    return max((f"Chromium {version}" for version in versions), default=None)
+
+
 def _installed(environ: Mapping[str, str]) -> Iterator[Path]:
     for name in NAMES:
         found = shutil.which(name, path=environ.get("PATH", ""))
         if found:
             yield Path(found)
-    yield from (Path(path) for path in ELSEWHERE.get(sys.platform, ()) if Path(path).exists())
+    own = environ.get("LOCALAPPDATA") if sys.platform == "win32" else None
+    places = [Path(own, WINDOWS_OF_ONE_USER)] if own else []
+    yield from (path for path in [*map(Path, ELSEWHERE.get(sys.platform, ())), *places] if path.exists())
