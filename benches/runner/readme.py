@@ -51,8 +51,8 @@ def with_table(document: str, results: Mapping[str, Path], *, brief: bool = Fals
 
 
 def brief_table(reports: Sequence[dict[str, Any]]) -> str:
-    """Markdown: conditions, and for each model the time of a token, greedy, and to the first one of a 512-token
-    prompt; a cell that was not measured is a dash."""
+    """Markdown: conditions, and for each model, real ones first, greedy tokens a second and the time to the first token
+    of a 512-token prompt; a cell that was not measured is a dash."""
     conditions = dict.fromkeys(condition(report) for report in reports)
     differing = [found for found in dict.fromkeys(agreement(report) for report in reports) if found != "all"]
     rows = []
@@ -60,20 +60,24 @@ def brief_table(reports: Sequence[dict[str, Any]]) -> str:
         real = report.get("float32", {})
         for model in sorted(report["summary"], key=lambda name: name not in real):
             found = report["summary"][model]
-            decode = [
-                shown(at(found, "decode", key, "median"), 2) for key in ("transformers_js", "capstan_ort", "tape")
-            ]
+            decode = [pace(at(found, "decode", key, "median")) for key in ("transformers_js", "capstan_ort", "tape")]
             firsts = [
                 shown(at(found, "lengths", key, "512", "first_token_ms", "median"), 1)
                 for key in ("transformers_js", "tape")
             ]
             times = gain(found, "decode greedy: Transformers.js / Capstan")
             rests = [shown(at(found, "rest", row, "tokens_per_s"), 0) for row in ("after a rest", "right after it")]
-            rows.append((model, *decode, times, *firsts, *rests))
+            named = f"{model}, real weights" if model in real else model
+            rows.append((named, *decode, times, *firsts, *rests))
     engines = ("Transformers.js", "ORT's capture", "**Capstan**", "times")
-    names = (*engines, "first token: Transformers.js", "**Capstan**", "tokens/s after a rest", "in use")
+    names = (*engines, "first token, ms: Transformers.js", "**Capstan**", "an answer after a rest", "in use")
     told = f"{'; '.join(conditions)}. Medians; equal greedy ids: {'; '.join(differing) or 'all'}."
-    return f"{told}\n\n{grid('Milliseconds a token', names, rows)}"
+    return f"{told}\n\n{grid('Tokens a second', names, rows)}"
+
+
+def pace(milliseconds: float | None) -> str:
+    """Tokens a second, of milliseconds a token."""
+    return shown(milliseconds and 1000 / milliseconds, 0)
 
 
 def condition(report: dict[str, Any]) -> str:

@@ -244,7 +244,7 @@ def test_the_readme_table_replaces_what_is_between_the_markers(report: dict[str,
     brief = with_table(f"{BEGIN}{END}", shown, brief=True)
     assert brief.count("GPU & co") == 1
     assert brief.count("| nano-llama ") == 2
-    assert "| 10.00 " in brief
+    assert "| 100 " in brief, "tokens a second"
     with pytest.raises(ValueError, match="lacks"):
         with_table("no markers", shown)
 
