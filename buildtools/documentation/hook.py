@@ -21,8 +21,47 @@ from buildtools.environment import distribution, site_packages
 __all__ = ["on_files", "on_page_markdown", "on_post_build"]
 
 HOME = "index.md"
-DEMO = '<p><a class="md-button md-button--primary" href="../index.html">Open the demo</a></p>'
-"""On the home page if CAPSTAN_DEMO is set: the site is then in the folder docs/ of one that has the demo."""
+SOUGHT = {
+    "browsers.md": ("safari", "iphone", "ipad", "android", "phone", "mobile", "firefox", "chrome", "edge", "webkit"),
+    "chat.md": ("system prompt", "conversation", "chat template", "multi-turn"),
+    "command_line.md": ("terminal", "cli", "command line"),
+    "convert.md": ("convert", "conversion", "export", "quantize", "builder", "fine-tuned"),
+    "costs.md": ("download size", "bytes", "bandwidth", "cost", "storage"),
+    "embeddings.md": ("embeddings", "rag", "vector", "semantic search", "bert"),
+    "errors.md": ("error", "exception"),
+    "evaluation.md": ("lm-eval", "evaluation", "perplexity"),
+    "five_minutes_web.md": ("install", "npm", "getting started", "quick start"),
+    "fleet.md": ("kubernetes", "dask", "ssh"),
+    "five_minutes_fleet.md": ("fleet", "batch"),
+    "guidance.md": ("json", "json schema", "grammar", "regex", "structured output"),
+    "hear.md": ("speech to text", "whisper", "transcribe", "microphone", "captions", "audio"),
+    "lora.md": ("lora", "adapter"),
+    "memory.md": ("memory", "buffers"),
+    "models.md": ("gguf", "model families", "llama", "qwen", "gemma"),
+    "offline.md": ("offline", "service worker", "privacy"),
+    "porting_transformers_js.md": ("transformers.js",),
+    "porting_webllm.md": ("webllm", "mlc"),
+    "porting_wllama.md": ("wllama", "llama.cpp"),
+    "pyodide.md": ("notebook", "jupyterlite", "marimo", "pyscript", "micropip"),
+    "questions.md": ("faq", "cors", "licence"),
+    "see.md": ("image", "picture", "vision", "photo"),
+    "speak.md": ("text to speech", "voice", "kokoro", "tts"),
+    "speed.md": ("benchmark", "tokens per second"),
+    "speed_here.md": ("slow", "performance"),
+    "tools.md": ("function calling", "tools", "agent"),
+    "web_bundlers.md": ("react", "vite", "webpack", "next.js", "vue", "svelte", "angular", "bundler"),
+    "web_element.md": ("web component", "custom element", "chat ui"),
+    "web_models.md": ("cache", "delete a model", "session", "tabs"),
+    "web_openai.md": ("openai", "ai sdk", "vercel", "streaming"),
+    "web_tokens.md": ("tokenizer", "logprobs", "count tokens"),
+}
+"""Words that people search, by the page that the search shows first."""
+DEMO = """<p><a class="md-button md-button--primary" href="../index.html">Open the demo</a></p>
+<details class="demo"><summary>Try it here</summary>
+<iframe src="../index.html" loading="lazy" title="The demo"></iframe></details>
+"""
+"""On the home page if CAPSTAN_DEMO is set: the site is then in the folder docs/ of one that has the demo. The frame
+loads when it is opened."""
 LICENCES = """This site is made by Material for MkDocs, whose licence follows, and has icons of Material Design Icons.
 Its scripts contain clipboard.js (MIT), escape-html (MIT), focus-visible (W3C-20150513), lunr (MIT), RxJS (Apache-2.0)
 and tslib (0BSD); the source maps beside them hold their sources with their notices.
@@ -47,6 +86,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     if name == HOME:
         page.meta["hide"] = ["navigation", "toc"]
         markdown = markdown.replace("<!-- demo -->", DEMO if os.environ.get("CAPSTAN_DEMO") else "")
+    if name in SOUGHT:
+        page.meta["tags"] = list(SOUGHT[name])  # the search weighs tags above titles
     return site_links(markdown, name)
 
 

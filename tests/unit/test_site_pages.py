@@ -89,7 +89,9 @@ def test_the_site_of_dist_leads_to_the_demo_beside_it(site: Path, tmp_path: Path
     link = 'href="../index.html">Open the demo'
     assert link not in (site / "index.html").read_text(encoding="utf-8")
     beside = docs.build_site(tmp_path / "docs", demo=True)
-    assert link in (beside / "index.html").read_text(encoding="utf-8")
+    home = (beside / "index.html").read_text(encoding="utf-8")
+    assert link in home
+    assert "../index.html" in Resources(beside / "index.html").addresses, "the demo in a frame"
     assert "Martin Donath" in (beside / "licences.txt").read_text(encoding="utf-8")
 
 
