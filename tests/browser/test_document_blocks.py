@@ -42,23 +42,34 @@ RUN = """async (blocks) => {
   return printed;
 }"""
 BODY = """() => {
-  document.body.innerHTML = `<input id="input" type="file"> <button id="button"></button> <button id="done"></button>
+  document.body.innerHTML = `<input id="input" type="file"> <input id="photo" type="file">
+    <input id="question" type="file"> <button id="button"></button> <button id="done"></button>
     <p id="captions"></p> <p id="partial"></p>`;
   setInterval(() => captions.textContent && done.click(), 100);
 }"""
 """The elements that examples name; somebody stops the captions once there is one."""
 SAID = wave_file(np.concatenate([quiet(0.6), voice(1.6), quiet(1.0)]).tolist())
-GIVEN: dict[str, FilePayload] = {
-    "hear": {"name": "speech.wav", "mimeType": "audio/wav", "buffer": SAID},
-    "see": {"name": "picture.png", "mimeType": "image/png", "buffer": png_file(gradient())},
-}
-"""The file that a document's reader picks."""
+SOUND: FilePayload = {"name": "speech.wav", "mimeType": "audio/wav", "buffer": SAID}
+PICTURE: FilePayload = {"name": "picture.png", "mimeType": "image/png", "buffer": png_file(gradient())}
+GIVEN = {"hear": {"input": SOUND}, "see": {"input": PICTURE}, "see_and_hear": {"photo": PICTURE, "question": SOUND}}
+"""The files that a document's reader picks."""
 OF_RANDOM_WEIGHTS = re.compile(r'"(onnx-community|Xenova|HuggingFaceTB)/')
 """These repositories have random weights here: readers see another output."""
 PAGES = (
-    *("web", "web_tokens", "web_models", "web_openai", "chat", "tools", "guidance", "large_models", "offline"),
+    *(
+        "web",
+        "web_load",
+        "web_tokens",
+        "web_models",
+        "web_openai",
+        "chat",
+        "tools",
+        "guidance",
+        "large_models",
+        "offline",
+    ),
     *("speed_here", "porting_webllm", "porting_wllama", "porting_transformers_js", "embeddings", "hear", "see"),
-    *("speak", "trace"),
+    *("speak", "see_and_hear", "costs", "trace"),
 )
 
 
@@ -86,7 +97,7 @@ def page(
         page.goto(site.url + "blank.html")
         page.evaluate(BODY)
         yield page
-        other.close()
+    other.close()
 
 
 @pytest.mark.parametrize("document", PAGES)
@@ -95,8 +106,8 @@ def test_the_code_of_a_document_runs_and_prints_what_is_documented(
 ) -> None:
     blocks = examples(document, "js")
     assert blocks
-    if document in GIVEN:
-        page.locator("#input").set_input_files(GIVEN[document])
+    for field, file in GIVEN.get(document, {}).items():
+        page.locator(f"#{field}").set_input_files(file)
     printed = page.evaluate(RUN, [code for code, _ in blocks])
     for lines, (code, documented) in zip(printed, blocks, strict=True):
         if documented or not OF_RANDOM_WEIGHTS.search(code):
