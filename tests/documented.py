@@ -29,9 +29,10 @@ FIXTURES = ROOT / "tests/fixtures"
 
 
 def examples(page: str, language: str) -> list[tuple[str, str]]:
-    """The blocks of a language in docs/`page`.md, each with the block of text beneath it, which is what it prints."""
+    """The blocks of a language in docs/`page`.md or README.md, each with the block of text beneath it, which is what it
+    prints."""
     pattern = rf"^```{language}\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?"
-    text = (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
+    text = (ROOT / ("README.md" if page == "README" else f"docs/{page}.md")).read_text(encoding="utf-8")
     return re.findall(pattern, text, re.DOTALL | re.MULTILINE)
 
 

@@ -34,7 +34,7 @@ SOUGHT = {
     "fleet.md": ("kubernetes", "dask", "ssh"),
     "five_minutes_fleet.md": ("fleet", "batch"),
     "guidance.md": ("json", "json schema", "grammar", "regex", "structured output"),
-    "hear.md": ("speech to text", "whisper", "transcribe", "microphone", "captions", "audio"),
+    "hear.md": ("speech recognition", "transcription", "whisper", "transcribe", "microphone", "captions", "audio"),
     "lora.md": ("lora", "adapter"),
     "memory.md": ("memory", "buffers"),
     "models.md": ("gguf", "model families", "llama", "qwen", "gemma"),

@@ -8,6 +8,7 @@ import contextlib
 import inspect
 import io
 import re
+import shutil
 import warnings
 import zipfile
 from collections.abc import Sequence
@@ -74,6 +75,23 @@ def test_the_examples_of_a_guide_run_and_print_what_is_documented(
     printed = asyncio.run(run_blocks([code for code, _ in blocks], {}))
     for output, (code, documented) in zip(printed, blocks, strict=True):
         assert prints(output.splitlines(), documented), f"{code}\nprints\n{output}"
+
+
+@pytest.mark.parametrize("page", ["logits_processors", "lora", "memory_caches", "speculation"])
+def test_the_lines_of_a_guide_run_where_a_model_is_open(page: str, tmp_path: Path) -> None:
+    folder = shutil.copytree(FIXTURES / "nano-lora", tmp_path / "lora")
+    (folder / "first.onnx_adapter").rename(folder / "tuned.onnx_adapter")
+
+    async def run() -> dict[str, Any]:
+        model = await capstan.Model.load(str(folder), prefix_cache=1 << 20)
+        generator = capstan.Generator(model)
+        names = {"capstan": capstan, "folder": str(chat_model()), "model": model, "generator": generator, "digits": {7}}
+        await run_blocks(BLOCKS.findall((DOCS / f"{page}.md").read_text(encoding="utf-8")), names)
+        return names
+
+    with warnings.catch_warnings(action="ignore"):
+        names = asyncio.run(run())
+    assert len(names) > 6
 
 
 @pytest.mark.parametrize("name", NAMES)

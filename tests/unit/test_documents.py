@@ -38,6 +38,15 @@ def sections(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix().replace("/", "-"))
+def test_examples_name_no_model_of_the_tests(page: Path) -> None:
+    """A reader has the chat model, the bundled one, and those of a hub."""
+    if page.is_relative_to(ROOT / "benches"):
+        return
+    blocks = re.findall(r"^```.*?^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert not [name for block in blocks for name in re.findall(r"\bnano-\w+|\btests/fixtures\S*", block)]
+
+
 SHELL = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
