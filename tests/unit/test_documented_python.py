@@ -23,6 +23,7 @@ from buildtools import ROOT
 from buildtools.carried_wheels import DETECTOR
 from capstan import errors, measure, memory, notebook
 from capstan.speech import speech_detector
+from capstan_host.model_arguments import BUNDLED
 from tests.documented import CHAT_MODEL, chat_model, examples, prints
 from tests.sounds import glide, voice, wave_file
 from tests.voices import make_voice
@@ -75,6 +76,15 @@ def test_the_examples_of_a_guide_run_and_print_what_is_documented(
     printed = asyncio.run(run_blocks([code for code, _ in blocks], {}))
     for output, (code, documented) in zip(printed, blocks, strict=True):
         assert prints(output.splitlines(), documented), f"{code}\nprints\n{output}"
+
+
+def test_the_introduction_runs_up_to_other_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rest needs a GPU."""
+    monkeypatch.chdir(tmp_path)
+    text, _, _ = (DOCS / "python.md").read_text(encoding="utf-8").partition("\n## Any ONNX model\n")
+    printed = asyncio.run(run_blocks(BLOCKS.findall(text), {"models": {"bundled": str(BUNDLED)}}))
+    assert printed[3].startswith(" + b -")
+    assert (tmp_path / "trace.json").stat().st_size > 0
 
 
 @pytest.mark.parametrize("page", ["logits_processors", "lora", "memory_caches", "speculation"])
