@@ -90,7 +90,7 @@ def test_the_examples_run(browser: Browser, site: SiteServer, tmp_path: Path) ->
             }""",
             made.read_text(encoding="utf-8"),
         )
-        context.close()
+    context.close()
     assert not errors, f"the page reported {errors}"
     assert said[-1] == "SmolLM2 v3"
     assert any(line.startswith("OptionError max_new_tokens is 0") for line in said)
