@@ -57,8 +57,8 @@ OF_RANDOM_WEIGHTS = re.compile(r'"(onnx-community|Xenova|HuggingFaceTB)/')
 """These repositories have random weights here: readers see another output."""
 IMPORT = 'import { Capstan } from "capstan-webgpu";\n'
 PAGES = (
-    *("README", "web", "web_load", "web_tokens", "web_models", "web_openai", "chat", "tools", "guidance"),
-    *("large_models", "offline", "speed_here", "costs", "porting_webllm", "porting_wllama"),
+    *("web", "web_load", "web_tokens", "web_models", "web_openai", "chat", "tools", "guidance"),
+    *("large_models", "offline", "speed_here", "costs", "README", "porting_webllm", "porting_wllama"),
     *("porting_transformers_js", "embeddings", "hear", "see", "speak", "see_and_hear", "trace"),
 )
 
