@@ -57,6 +57,7 @@ def notices() -> str:
                 ("capstan/phonemes.js", ("phonemize",)),
                 ("demo.js of the demo page and chat.js of the npm package", ("dompurify", "marked")),
                 ("highlight.js of the demo page and of the npm package", ("highlight.js",)),
+                ("demo.js of the demo page", ("idb",)),
             )
             for name in names
         ),

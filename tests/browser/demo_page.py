@@ -88,7 +88,7 @@ class Demo:
         demo = cls(page, watch(page, []), [])
         context.on("request", lambda request: demo.addresses.append(request.url))
         page.goto(site.url)
-        expect(page.locator("#status")).to_have_text(re.compile("^Ready: Python started"), timeout=BOOT_MS)
+        expect(page.locator("#status")).to_have_text(re.compile("^Ready"), timeout=BOOT_MS)
         demo.worker.evaluate(HOLD)
         yield demo
         context.close()

@@ -66,6 +66,15 @@ def say(page: Page, text: str) -> None:
     page.locator("#other #prompt").press("Enter")
 
 
+def change(page: Page, text: str, last: bool = False) -> None:
+    """Edit the first turn, or the last one, and wait for the end of the answer."""
+    edit = page.locator("#other").get_by_role("button", name="Edit")
+    (edit.last if last else edit.first).click()
+    page.locator("#other .editor textarea").fill(text)
+    page.keyboard.press("Enter")
+    expect(page.locator("#other #conversation")).to_have_attribute("aria-busy", "false")
+
+
 def echoes(page: Page) -> list[str]:
     return page.locator("#other .echo").all_inner_texts()
 
@@ -85,13 +94,17 @@ def test_a_page_answers_itself_and_its_turns_are_edited_answered_again_and_clear
     assert page.evaluate(MESSAGES) == ["one", "so one", "two", "so two"]
     assert told(page) == [["answer", "stop"]] * 2
     expect(page.locator("#other .about").last).to_have_text("by the page")
+    editor = page.locator("#other .editor textarea")
     page.locator("#other").get_by_role("button", name="Edit").first.click()
-    expect(page.locator("#other .replaced")).to_have_count(2)
-    page.locator("#other #keep").click()
-    expect(page.locator("#other .replaced")).to_have_count(0)
-    expect(page.locator("#other #prompt")).to_be_focused()
+    expect(editor).to_be_focused()
+    expect(editor).to_have_value("one")
+    page.locator("#other").get_by_role("button", name="Cancel").click()
+    expect(editor).to_have_count(0)
     page.locator("#other").get_by_role("button", name="Edit").last.click()
-    say(page, "three")
+    page.keyboard.press("Escape")
+    expect(editor).to_have_count(0)
+    expect(page.locator("#other #prompt")).to_be_focused()
+    change(page, "three", last=True)
     assert echoes(page) == ["one", "three"]
     page.locator("#other").get_by_role("button", name="Answer again").first.click()
     assert page.evaluate("() => asked") == [
@@ -111,10 +124,10 @@ def test_a_failure_before_the_first_word_changes_nothing_and_a_later_one_keeps_t
     expect(alert).to_contain_text("nothing came")
     expect(field).to_have_value("fail")
     assert echoes(page) == ["one"]
-    page.locator("#other").get_by_role("button", name="Edit").click()
-    say(page, "fail")
-    expect(field).to_have_value("fail")
-    expect(page.locator("#other .replaced")).to_have_count(1)
+    page.locator("#other #prompt").fill("")
+    change(page, "fail")
+    expect(page.locator("#other .editor textarea")).to_have_value("fail")
+    expect(field).to_have_value("")
     assert page.evaluate(MESSAGES) == ["one", "so one"]
     page.keyboard.press("Escape")
     say(page, "break")
@@ -166,8 +179,7 @@ def test_an_edited_turn_stays_beside_the_new_one_with_those_after_it(answered: P
     page = answered
     for text in ("one", "two"):
         say(page, text)
-    page.locator("#other").get_by_role("button", name="Edit").first.click()
-    say(page, "uno")
+    change(page, "uno")
     versions = page.locator("#other .versions:visible")
     expect(versions).to_have_text("‹2 / 2›")
     assert echoes(page) == ["uno"]

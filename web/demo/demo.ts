@@ -1,10 +1,11 @@
 // The demo page: a conversation with a model, its options, and what this machine does for it.
 
+import { Conversations } from "./conversations";
 import { findAdapter, forecast } from "./diagnostics";
-import { element, milliseconds } from "./elements";
+import { element } from "./elements";
 import { Engine } from "./engine";
 import { offerExamples } from "./examples";
-import { fieldOf } from "./failure";
+import { fieldOf, isOfModel } from "./failure";
 import { Fit } from "./fit";
 import { Inside } from "./inside";
 import { expectedModel, findModels, showChosen, watchPicking } from "./models";
@@ -12,7 +13,7 @@ import { Picker } from "./picker";
 import { Race } from "./race";
 import { Running } from "./running";
 import { addressOfSettings, pointOut, pointOutNothing, readAddress, watchSettings } from "./settings";
-import { hideSide, isSideOpen, watchSide } from "./side";
+import { chatsSide, optionsSide, watchSides } from "./side";
 import { Stored } from "./stored";
 
 /** Pyodide waits without end for a file of its own that cannot be loaded. */
@@ -21,6 +22,7 @@ const THEME = "capstan-theme";
 
 const theme = element("theme", HTMLSelectElement);
 const share = element("share", HTMLButtonElement);
+const otherModel = element("other-model", HTMLButtonElement);
 
 // Events of a start that an answer waits for, or is after, would hide the text that the user should read.
 const engine: Engine = new Engine((event) => chat.busy || running.tell(event), expectedModel);
@@ -31,18 +33,20 @@ const fit = new Fit(engine);
 const race = new Race(engine, (on) => running.hold(on));
 const inside = new Inside(engine, running);
 const picker = new Picker(engine, running);
+const conversations = new Conversations(chat);
 
 async function boot(): Promise<void> {
   await Promise.all([findAdapter(), findModels()]);
   takeAddress();
+  void conversations.start();
   const slow = setTimeout(() => {
     chat.showStatus("Python has not started yet; if it never does, a file of capstan/pyodide/ cannot be loaded");
   }, SLOW_START_MS);
   try {
-    const client = await engine.start().finally(() => clearTimeout(slow));
+    await engine.start().finally(() => clearTimeout(slow));
     if (chat.busy) return;
     const trouble = forecast();
-    chat.showStatus(`Ready: Python started in ${milliseconds(client.readiness.ready_ms)}${trouble && `; ${trouble}`}`);
+    chat.showStatus(trouble ? `Ready; ${trouble}` : "Ready");
   } catch (error) {
     if (!chat.busy) chat.showError(error);
   }
@@ -53,6 +57,7 @@ function chosen(): void {
   showChosen();
   fit.changed();
   offerExamples(chat);
+  running.offerMore();
 }
 
 function takeAddress(): void {
@@ -81,7 +86,9 @@ function useTheme(name: string): void {
 }
 
 document.addEventListener("keydown", (event) => {
-  if (event.defaultPrevented || race.dialog.open || inside.dialog.open || picker.dialog.open || isSideOpen()) return;
+  const { dialog } = race;
+  if (event.defaultPrevented || [dialog, inside.dialog, picker.dialog, chatsSide, optionsSide].some(({ open }) => open))
+    return;
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
     event.preventDefault();
     chat.submit();
@@ -90,7 +97,7 @@ document.addEventListener("keydown", (event) => {
 // Enter in a field of the options.
 element("form", HTMLFormElement).addEventListener("submit", (event) => {
   event.preventDefault();
-  hideSide();
+  optionsSide.hide();
   chat.submit();
 });
 chat.addEventListener("capstan-busy", ({ detail: on }) => {
@@ -100,7 +107,9 @@ chat.addEventListener("capstan-busy", ({ detail: on }) => {
 chat.addEventListener("capstan-error", ({ detail: error }) => {
   pointOutNothing();
   pointOut(fieldOf(error));
+  otherModel.hidden = !isOfModel(error);
 });
+otherModel.addEventListener("click", () => element("models-open", HTMLButtonElement).click());
 theme.addEventListener("change", () => {
   useTheme(theme.value);
   try {
@@ -110,7 +119,7 @@ theme.addEventListener("change", () => {
   }
 });
 share.addEventListener("click", () => void copyLink());
-watchSide();
+watchSides();
 addEventListener("hashchange", takeAddress);
 watchSettings(chosen);
 watchPicking();

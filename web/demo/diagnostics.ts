@@ -144,6 +144,7 @@ export function forecast(): string {
 export function clearFigures(): void {
   say("capture-note", "");
   for (const id of ["speed", "first", "tokens", "finish", "capture"]) say(id, UNKNOWN);
+  showFigures(false);
   forecast();
 }
 
@@ -176,27 +177,38 @@ function leftOut({ fused, "left out": left }: Record<string, string>): string {
   return fused?.startsWith("not used") ? `fused kernels are ${fused}` : "";
 }
 
+function showFigures(on: boolean): void {
+  element("figures", HTMLElement).classList.toggle("none", !on);
+}
+
 /** The pace as this page sees it; a finished run shows Python's numbers instead. */
 export function showPace({ generating, first, last, tokens }: Pace): void {
+  showFigures(true);
   say("tokens", String(tokens));
   if (tokens === 1) say("first", milliseconds(first - generating));
   if (tokens > 1 && last > first) say("speed", ((1000 * (tokens - 1)) / (last - first)).toFixed(1));
 }
 
+/** Whether a run ended at a limit of tokens. */
+export function limited({ finish_reason: reason }: Result): boolean {
+  return reason === "length";
+}
+
 /** A finished run, and the same in a line. */
 export function showFinished(result: Result): string {
   const { token_ids, tokens_per_second, time_to_first_token_ms, counters } = result;
-  const limited = result.finish_reason === "length";
+  const atLimit = limited(result);
   const speed = tokens_per_second === null ? UNKNOWN : tokens_per_second.toFixed(1);
   const first = time_to_first_token_ms === null ? UNKNOWN : milliseconds(time_to_first_token_ms);
+  showFigures(true);
   say("tokens", String(token_ids.length));
   say("speed", speed);
   say("first", first);
-  say("finish", limited ? "the limit" : result.finish_reason);
+  say("finish", atLimit ? "the limit" : result.finish_reason);
   showHow(result);
   if (counters) showCounters(counters);
   const paced = tokens_per_second === null ? "" : `, ${speed} a second`;
-  return `${token_ids.length} tokens${paced}${limited ? ", stopped at the limit" : ""}`;
+  return `${token_ids.length} tokens${paced}${atLimit ? ", stopped at the limit" : ""}`;
 }
 
 function showCounters(counters: Record<string, number>): void {

@@ -23,6 +23,14 @@ const CHAT = {
   examples: ["What is the capital of Japan?", "What is a web browser?", "Give me three tips for a good night's sleep."],
 };
 
+/** For a model of which nothing is known yet: it may chat or not. */
+const UNKNOWN = {
+  kind: "unknown",
+  label: "Message or text",
+  note: (title: string) => `${title}. Write to it, or begin a text:`,
+  examples: ["What can you do?", "Write a short poem about the sea.", "The three largest oceans are"],
+};
+
 /** Offer the examples that suit the chosen model. */
 export function offerExamples(chat: CapstanChat): void {
   let chats: boolean | null = null;
@@ -32,7 +40,7 @@ export function offerExamples(chat: CapstanChat): void {
   } catch (error) {
     if (!(error instanceof FormError)) throw error;
   }
-  const { kind, label, note, examples } = chats ? CHAT : COMPLETION;
+  const { kind, label, note, examples } = chats === null ? UNKNOWN : chats ? CHAT : COMPLETION;
   say("kind-note", note(model));
   const box = element("examples", HTMLElement);
   // A field that is left by a click on an example reports its change between the button's press and release: another

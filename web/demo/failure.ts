@@ -1,6 +1,6 @@
 // The errors of this page: finds the form field of an error, and describes a worker that does not run.
 
-import { CapstanError } from "capstan-webgpu";
+import { CapstanError, type CapstanErrorCode } from "capstan-webgpu";
 import { FormError } from "./settings";
 
 /** The form field of an error: the message of an OptionError begins with the option's name. */
@@ -9,6 +9,16 @@ export function fieldOf(error: CapstanError): string {
   if (error.code === "GuidanceError") return "schema";
   if (error.code === "ProcessorError") return "processor";
   return error.code === "OptionError" ? (/^\w+/.exec(error.message)?.[0] ?? "") : "";
+}
+
+const OF_MODELS: CapstanErrorCode[] = [
+  ...(["BrokenDownloadError", "ConfigError", "DeviceLostError", "DeviceUnavailableError", "ModelFileError"] as const),
+  ...(["OutOfMemoryError", "UncomputedError", "UnsupportedModelError", "WeightsChangedError"] as const),
+];
+
+/** Whether another model may do what this one could not. */
+export function isOfModel({ code }: CapstanError): boolean {
+  return OF_MODELS.includes(code);
 }
 
 /** The worker did not start, or is of no use any more. */

@@ -158,9 +158,11 @@ function sizeOf(model: Offered | undefined): string {
 /** Whether the chosen model is known to be too large for the CPU of a page. */
 export function needsGpu(): boolean {
   if (text("repository") || text("folder")) return false;
-  const { value } = select;
-  const told = learned.get(value) ?? known.get(value) ?? offered.get(value)?.facts;
-  return (told?.parameters ?? 0) > MOST_ON_CPU;
+  return (parametersOf(select.value) ?? 0) > MOST_ON_CPU;
+}
+
+function parametersOf(key: string): number | null {
+  return (learned.get(key) ?? known.get(key) ?? offered.get(key)?.facts)?.parameters ?? null;
 }
 
 /** A model of the list. */
@@ -168,6 +170,8 @@ export interface Listed {
   model: Chosen;
   /** The facts that are known before it is loaded. */
   about: string;
+  /** Null for a model of which that is not known. */
+  parameters: number | null;
   /** The features that this machine lacks for it, in words; empty if none is known. */
   lack: string;
 }
@@ -176,7 +180,8 @@ export interface Listed {
 export function listedModels(): Listed[] {
   return [...select.options].map(({ value }) => {
     const model = modelOf(value);
-    return { model, about: noteOf(model), lack: lacks.get(value) ?? "" };
+    const parameters = parametersOf(value);
+    return { model, about: noteOf(model), parameters, lack: lacks.get(value) ?? "" };
   });
 }
 
@@ -204,6 +209,16 @@ export function chosenModel(): Chosen {
   const { value } = select;
   if (!value) throw new FormError("model", "this site offers no model; start it with build.py serve --model DIR");
   return modelOf(value);
+}
+
+/** The key of the model that the form names; null if it names none. */
+export function chosenKey(): string | null {
+  try {
+    return chosenModel().key;
+  } catch (error) {
+    if (error instanceof FormError) return null;
+    throw error;
+  }
 }
 
 /** A model by the facts that its load told. */

@@ -1,13 +1,14 @@
 // All models of the list: what is known of each, whether it fits this machine, what of it is stored; to use or to delete.
 
 import type { ModelsResult, StoredFile } from "capstan-webgpu";
+import { lacksGpu } from "./diagnostics";
 import { button, bytes, element, made, say, told } from "./elements";
 import type { Engine } from "./engine";
 import { fitOf, storedOf } from "./fit";
-import { choose, chosenModel, type Listed, listedModels } from "./models";
+import { choose, chosenKey, type Listed, listedModels } from "./models";
 import type { Running } from "./running";
-import { FormError, readSettings } from "./settings";
-import { hideSide } from "./side";
+import { readSettings } from "./settings";
+import { optionsSide } from "./side";
 import { keyOf } from "./stored";
 
 export class Picker {
@@ -23,7 +24,7 @@ export class Picker {
   }
 
   private async open(): Promise<void> {
-    hideSide();
+    optionsSide.hide();
     this.show(null);
     this.dialog.showModal();
     if (this.running.chat.busy) say("models-note", "A run is under way; what is stored is told when it has ended.");
@@ -48,16 +49,26 @@ export class Picker {
   /** Show the list; null for files that are not known. */
   private show(files: readonly StoredFile[] | null): void {
     const chosen = chosenKey();
-    this.list.replaceChildren(...listedModels().map((listed) => this.row(listed, files, listed.model.key === chosen)));
+    const listed = listedModels();
+    const best = recommended(listed);
+    this.list.replaceChildren(
+      ...listed.map((each) => {
+        const marks = [
+          ...(each === best ? ["recommended here"] : []),
+          ...(each.model.key === chosen ? ["in use"] : []),
+        ];
+        return this.row(each, files, marks);
+      }),
+    );
   }
 
-  private row(listed: Listed, files: readonly StoredFile[] | null, current: boolean): HTMLLIElement {
+  private row(listed: Listed, files: readonly StoredFile[] | null, marks: string[]): HTMLLIElement {
     const { model, about, lack } = listed;
     const { name } = model;
     const row = made("li", "model");
-    if (current) row.ariaCurrent = "true";
+    if (marks.includes("in use")) row.ariaCurrent = "true";
     const head = made("div", "model-head");
-    head.append(made("strong", "", name), ...(current ? [made("span", "help", "in use")] : []));
+    head.append(made("strong", "", name), made("span", "help", marks.join(", ")));
     const stored = files ? storedOf(model, files) : [];
     const state = made("p", "help", files ? stateOf(stored) : "");
     const fits = made("p", "help", lack ? `Does not fit: it ${lack}.` : "");
@@ -91,13 +102,11 @@ export class Picker {
   }
 }
 
-function chosenKey(): string | null {
-  try {
-    return chosenModel().key;
-  } catch (error) {
-    if (error instanceof FormError) return null;
-    throw error;
-  }
+/** The largest model of the list that this machine's GPU runs; without a GPU the smallest one. */
+function recommended(listed: readonly Listed[]): Listed | undefined {
+  const known = listed.filter(({ parameters, lack }) => parameters && !lack);
+  const bySize = known.sort((one, other) => one.parameters! - other.parameters!);
+  return lacksGpu() ? bySize[0] : bySize.at(-1);
 }
 
 function stateOf(stored: readonly StoredFile[]): string {

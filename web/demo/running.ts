@@ -15,9 +15,18 @@ import { LoadMeter, type LoadProgress, loadStatus } from "../src/page/progress";
 import * as diagnostics from "./diagnostics";
 import { button, element, milliseconds } from "./elements";
 import type { Engine } from "./engine";
-import { type Chosen, chosenModel, learn } from "./models";
-import { FormError, pointOutNothing, readProcessor, readSettings, systemMessages } from "./settings";
+import { type Chosen, chosenKey, chosenModel, learn } from "./models";
+import { FormError, pointOutNothing, readProcessor, readSettings, systemText } from "./settings";
 import { type Token, TokenView } from "./tokens";
+
+/** The data that are stored with a turn, to continue its answer. */
+interface TurnData {
+  /** The key of the model, which alone reads the ids. */
+  model: string;
+  tokens: Token[];
+  /** Whether the answer was stopped, broken off, or ended at a limit. */
+  unfinished: boolean;
+}
 
 /** The model of an answer, and what it said. */
 interface Answered {
@@ -40,6 +49,8 @@ interface Run extends diagnostics.Pace {
 const TYPED_MS = 700;
 /** A step that takes longer is told with its seconds, so often. */
 const STEP_MS = 10_000;
+/** The tokens of a text that a model without a chat template continues: it may never end one. */
+const COMPLETION_TOKENS = 128;
 /** The number of alternatives that are shown for each token. */
 const ALTERNATIVES = 8;
 
@@ -49,8 +60,10 @@ export class Running {
   last = { bursts: [] as BurstTimes[], device: "" };
   private readonly answered = new WeakMap<ChatTurn, Answered>();
   private current: Run | null = null;
-  /** The beginning of the next answer. Ids are those of a model's own vocabulary. */
-  private begun: { model: Chosen; tokens: Token[] } | null = null;
+  /** The beginning of the next answer, in ids of its model. `uncounted` of its tokens do not count for the limit. */
+  private begun: { model: Chosen; tokens: Token[]; uncounted: number } | null = null;
+  /** Has the last answer continued. */
+  private readonly more = button("Continue", () => void this.resume(false));
   private release = (): void => {};
   /** Measures the load that is under way, or the start. */
   private meter = new LoadMeter();
@@ -60,6 +73,8 @@ export class Running {
   constructor(private readonly engine: Engine) {
     this.chat.answer = (turn, signal) => this.answer(turn, signal);
     this.chat.addEventListener("capstan-clear", () => diagnostics.clearFigures());
+    for (const change of ["capstan-turns", "capstan-busy"] as const)
+      this.chat.addEventListener(change, () => this.offerMore());
     let typed: ReturnType<typeof setTimeout> | undefined;
     element("processor", HTMLTextAreaElement).addEventListener("input", () => {
       clearTimeout(typed);
@@ -75,17 +90,44 @@ export class Running {
     return true;
   }
 
+  /** Offer to continue the last answer, if it is unfinished and the chosen model began it. */
+  offerMore(): void {
+    this.more.remove();
+    const turn = this.chat.turns.at(-1);
+    const { model, tokens, unfinished } = (turn?.data ?? {}) as Partial<TurnData>;
+    if (!turn || this.chat.busy || !unfinished || !tokens?.length || model !== chosenKey()) return;
+    turn.bring("actions", this.more);
+  }
+
+  /** Have the last answer continued, in its own turn; `counted` if its tokens so far count for the limit. */
+  private resume(counted: boolean): Promise<void> {
+    const turn = this.chat.turns.at(-1)!;
+    const { tokens } = turn.data as TurnData;
+    this.begun = { model: chosenModel(), tokens: [...tokens], uncounted: counted ? 0 : tokens.length };
+    // A stopped answer shows a text whose token had not been told.
+    turn.answer = textOf(tokens);
+    const resumed = this.chat.resume(turn);
+    this.begun = null;
+    return resumed;
+  }
+
   private async answer(turn: ChatTurn, signal: AbortSignal): Promise<string> {
     const { engine, chat, begun } = this;
     pointOutNothing();
     diagnostics.clearFigures();
     const model = begun?.model ?? chosenModel();
     const settings = readSettings();
+    const system = systemText();
     const processor = readProcessor();
+    const before = this.answered.get(turn);
+    if (before) lookAway(before);
+    before?.looking.remove();
     const looking = button("Tokens", () => void this.look(turn));
     looking.setAttribute("aria-pressed", "false");
     const answered: Answered = { model, tokens: begun?.tokens ?? [], request: null, view: null, looking };
     this.answered.set(turn, answered);
+    const data: TurnData = { model: model.key, tokens: answered.tokens, unfinished: true };
+    turn.data = data;
     turn.bring("actions", looking);
     turn.continues = !model.chat;
     const run: Run = { turn, answered, phase: "starting", generating: 0, first: 0, last: 0, tokens: 0 };
@@ -108,15 +150,22 @@ export class Running {
       run.phase = "running";
       turn.continues = !about.can_chat;
       const request: ChatRequest | GenerateRequest = about.can_chat
-        ? { ...load, kind: "chat", messages: [...systemMessages(), ...chat.messages] }
+        ? {
+            ...load,
+            kind: "chat",
+            messages: [...(system ? [{ role: "system", content: system }] : []), ...chat.messages],
+          }
         : { kind: "generate", ...settings, model: model.folder, prompt: turn.asked, prompt_ids: null };
+      if (!about.can_chat) request.max_new_tokens ??= COMPLETION_TOKENS;
       answered.request = { ...request };
       if (answered.tokens.length) request.begun = answered.tokens.map(({ id }) => id);
+      if (request.max_new_tokens && begun) request.max_new_tokens += begun.uncounted;
       request.timeline = true;
       run.generating = performance.now();
       if (about.can_chat) this.showStep("Reading");
       const result = await ask<diagnostics.Result>(request);
       turn.note = diagnostics.showFinished(result);
+      data.unfinished = diagnostics.limited(result);
       this.last = { bursts: result.bursts ?? [], device: result.device };
       chat.showStatus("Done");
       return result.finish_reason;
@@ -195,7 +244,7 @@ export class Running {
       throw error;
     }
     await this.chat.stop();
-    await this.continue(run.turn, run.answered.tokens);
+    await this.resume(true);
   }
 
   /** Continue from a token of an answer: with another token in its place, with a new pick, or end there. */
@@ -206,6 +255,7 @@ export class Running {
     if (instead && instead.id < 0) {
       this.chat.rewind(turn);
       answered.tokens.length = place;
+      (turn.data as TurnData).unfinished = false;
       lookAway(answered);
       turn.answer = textOf(begun);
       turn.note = `${place} tokens, ended by hand`;
@@ -214,7 +264,7 @@ export class Running {
 
   /** Answer a turn again; the answer begins with these tokens. */
   private continue(turn: ChatTurn, tokens: Token[]): Promise<void> {
-    this.begun = tokens.length ? { model: this.answered.get(turn)!.model, tokens: [...tokens] } : null;
+    this.begun = tokens.length ? { model: this.answered.get(turn)!.model, tokens: [...tokens], uncounted: 0 } : null;
     const sent = this.chat.send(turn.asked, turn, textOf(tokens));
     this.begun = null;
     return sent;

@@ -1,8 +1,8 @@
 // The form: what it asks for, and the same in the page's address.
 
-import { CapstanError, type GenerateRequest, type Message, type ModelFacts } from "capstan-webgpu";
+import { CapstanError, type GenerateRequest, type ModelFacts } from "capstan-webgpu";
 import { element } from "./elements";
-import { showSide } from "./side";
+import { optionsSide } from "./side";
 
 /** A field whose value is none; its message begins with the name of the option. */
 export class FormError extends CapstanError {
@@ -120,10 +120,15 @@ export function readSettings(): Settings {
   };
 }
 
-/** The first messages of a chat. */
-export function systemMessages(): Message[] {
-  const content = text("system");
-  return content ? [{ role: "system", content }] : [];
+/** The system message; empty for none. */
+export function systemText(): string {
+  return text("system");
+}
+
+export function useSystem(content: string): void {
+  if (content === text("system")) return;
+  field("system").value = content;
+  field("system").dispatchEvent(new Event("change", { bubbles: true }));
 }
 
 /** Point a field out, and open the section that contains it. */
@@ -133,7 +138,7 @@ export function pointOut(name: string): void {
   for (let around = input.closest("details"); around; around = around.parentElement!.closest("details"))
     around.open = true;
   input.setAttribute("aria-invalid", "true");
-  showSide();
+  optionsSide.show();
   input.focus();
 }
 
@@ -215,6 +220,11 @@ export function watchSettings(onChange: () => void): void {
   element("schema-example", HTMLButtonElement).addEventListener("click", () => {
     field("schema").value = JSON.stringify(SCHEMA_EXAMPLE, null, 1);
     changed();
+  });
+  const presets = element("presets", HTMLSelectElement);
+  presets.addEventListener("change", () => {
+    useSystem(presets.value);
+    presets.value = "";
   });
   element("processor-example", HTMLButtonElement).addEventListener("click", () => {
     field("processor").value = PROCESSOR_EXAMPLE;

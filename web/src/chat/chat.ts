@@ -9,7 +9,7 @@ import { Capstan, CapstanError, type LoadOptions, type Message } from "capstan-w
 import type { Answer, CapstanChatEvents } from "./chat_events";
 import { showFailure } from "./chat_errors";
 import { ModelAnswers, objectIn, refused } from "./chat_model";
-import { build, hasMouse, LABEL, type Parts } from "./chat_parts";
+import { build, hasMouse, LABEL, type Parts, sends } from "./chat_parts";
 import { ChatLog } from "./chat_log";
 import { checkSaved, type SavedConversation } from "./chat_tree";
 import { ChatTurn } from "./chat_turn";
@@ -49,7 +49,6 @@ export class CapstanChat extends Element {
   private answers: Answer | null = null;
   private work: { stop: AbortController; turn: ChatTurn | null; ended: Promise<void> } | null = null;
   private answering: ChatTurn | null = null;
-  private editing: ChatTurn | null = null;
   private readonly wait = new Wait(
     (text, done, total) => this.showStatus(text, done, total),
     () => this.showBusy(),
@@ -66,21 +65,20 @@ export class CapstanChat extends Element {
       this.showBusy();
       this.tell("capstan-turns", null);
     });
-    const { form, prompt, stop, clear, keep } = this.parts;
+    const { form, prompt, stop, clear, retry } = this.parts;
     form.addEventListener("submit", (event) => {
       event.preventDefault();
       this.submit();
     });
-    for (const button of [stop, keep]) button.addEventListener("click", () => this.cancel());
+    stop.addEventListener("click", () => this.cancel());
+    retry.addEventListener("click", () => (this.answers ? this.submit() : this.load()));
     clear.addEventListener("click", () => {
       this.clear();
       this.focus();
       this.tell("capstan-clear", null);
     });
     prompt.addEventListener("keydown", (event) => {
-      // While a word is composed, Enter ends the word. On a touch keyboard it breaks the line, and the button sends.
-      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-      if (!event.ctrlKey && !event.metaKey && !hasMouse()) return;
+      if (!sends(event)) return;
       event.preventDefault();
       this.submit();
     });
@@ -137,15 +135,14 @@ export class CapstanChat extends Element {
   /** Send what stands in the field; while the model loads, it is sent after that. */
   submit(): void {
     if (this.wait.loading) this.wait.send(this.value.trim() !== "");
-    else void this.send(this.value, this.editing);
+    else void this.send(this.value);
   }
 
   /** Do the same as Escape: end the answer or other work, else end the editing of a turn. */
   cancel(): void {
     if (this.work) void this.stop();
     else if (this.wait.sends) this.wait.send(false);
-    else if (this.editing) this.keep();
-    else return;
+    else if (!this.turns.some((turn) => turn.keep())) return;
     this.focus({ preventScroll: true });
   }
 
@@ -161,7 +158,6 @@ export class CapstanChat extends Element {
    */
   async send(text: string, instead: ChatTurn | null = null, begun = ""): Promise<void> {
     if (this.wait.loading) await this.wait.ended;
-    const { editing } = this;
     const { tree } = this.log;
     if (!this.answers || this.work) return;
     this.showError(null);
@@ -175,16 +171,15 @@ export class CapstanChat extends Element {
     turn.answer = begun;
     tree.add(turn, replaced ? tree.before(replaced) : (tree.shown.at(-1) ?? null));
     this.log.update();
-    if (editing || text === this.value) this.value = "";
-    this.mark(null);
+    if (text === this.value) this.value = "";
     await this.run(turn, () => {
       if (turn.answer !== begun || !tree.has(turn)) return;
       // The conversation is what it was before.
       const gone = tree.remove(turn);
       if (replaced) tree.choose(replaced);
       this.log.forget(gone);
-      if (editing) this.mark(editing);
-      if (editing || !instead) this.value ||= text;
+      if (replaced && text !== replaced.asked) replaced.edit(text);
+      else if (!instead) this.value ||= text;
     });
   }
 
@@ -253,7 +248,6 @@ export class CapstanChat extends Element {
   /** Begin a new conversation; an answer that is under way is stopped. */
   clear(): void {
     void this.stop();
-    this.keep();
     this.log.forget(this.log.tree.clear());
   }
 
@@ -290,6 +284,7 @@ export class CapstanChat extends Element {
   showError(error: unknown): void {
     const told = showFailure(this.parts, error);
     if (!told) return;
+    this.parts.retry.hidden = this.answers !== null && !this.value;
     this.showStatus("");
     this.tell("capstan-error", told);
   }
@@ -382,31 +377,10 @@ export class CapstanChat extends Element {
 
   // The conversation on the page.
 
-  private edit(turn: ChatTurn): void {
-    this.mark(turn);
-    this.value = turn.asked;
-    this.focus();
-  }
-
-  /** End the editing of a turn without a change. */
-  private keep(): void {
-    if (this.editing) this.value = "";
-    this.mark(null);
-  }
-
-  /** Mark the turns that the next one replaces; null marks none. */
-  private mark(editing: ChatTurn | null): void {
-    this.editing = editing;
-    this.parts.keep.hidden = !editing;
-    this.log.mark(editing);
-  }
-
   private turnOf(asked: string): ChatTurn {
     return new ChatTurn(asked, this, {
-      edit: (turn) => this.edit(turn),
-      again: (turn) => void this.send(turn.asked, turn),
+      send: (turn, text) => void this.send(text, turn),
       choose: (turn) => {
-        this.keep();
         this.log.tree.choose(turn);
         this.log.update();
       },
@@ -420,6 +394,9 @@ export class CapstanChat extends Element {
     const { loading, sends } = this.wait;
     send.disabled = this.busy || sends || !(this.answers || loading);
     stop.disabled = !this.busy && !sends;
+    // The one stands in the other's place.
+    send.hidden = !stop.disabled;
+    stop.hidden = stop.disabled;
     clear.disabled = this.busy || this.turns.length === 0;
     if (!this.busy && !loading) progress.hidden = true;
     if (this.turns.length) this.states.delete("empty");

@@ -61,11 +61,18 @@ function coloured(text: string, language: Language): Node {
 
 /** Copy a text, and show the result on a button. */
 export async function copied(button: HTMLButtonElement, text: string): Promise<void> {
+  const { ariaLabel } = button;
+  const usual = [...button.childNodes];
+  let told = "Copied";
   try {
     await navigator.clipboard.writeText(text);
-    button.textContent = "Copied";
   } catch {
-    button.textContent = "Not allowed";
+    told = "Not allowed";
   }
-  setTimeout(() => (button.textContent = "Copy"), SHOWN_MS);
+  if (button.ariaLabel !== ariaLabel || button.textContent === told) return;
+  button.textContent = button.ariaLabel = told;
+  setTimeout(() => {
+    button.replaceChildren(...usual);
+    button.ariaLabel = ariaLabel;
+  }, SHOWN_MS);
 }

@@ -36,13 +36,6 @@ export class ChatLog {
     this.update();
   }
 
-  /** Mark the turns whose place the next one takes; null marks none. */
-  mark(editing: ChatTurn | null): void {
-    const turns = this.tree.shown;
-    const at = editing ? turns.indexOf(editing) : Infinity;
-    turns.forEach(({ element }, index) => element.classList.toggle("replaced", index >= at));
-  }
-
   /** Let an answer grow, and keep its end in sight; a user who scrolled back to read is left there. */
   grow(add: () => void): void {
     const { log } = this.parts;

@@ -31,17 +31,18 @@ export function build(root: ShadowRoot) {
       type: "button",
       textContent: "New",
     }),
-    keep: made("button", { id: "keep", part: "button keep", className: "quiet", type: "button", hidden: true }),
-    stop: made("button", { id: "stop", part: "button stop", type: "button", textContent: "Stop" }),
-    send: made("button", { id: "run", part: "button send", textContent: "Send" }),
+    retry: made("button", { id: "retry", part: "button retry", type: "button", textContent: "Try again" }),
+    stop: made("button", { id: "stop", part: "button stop", type: "button", textContent: "Stop", hidden: true }),
+    send: made("button", { id: "run", part: "button send", className: "primary", textContent: "Send" }),
   };
-  const { log, welcome, list, error, heading, code, message, traceback, status, progress, form, prompt, clear, keep } =
+  const { log, welcome, list, error, heading, code, message, traceback, status, progress, form, prompt, clear, retry } =
     parts;
-  keep.textContent = "Keep as it was";
   log.append(welcome, list);
+  const remedies = made("div", { className: "remedies" });
+  remedies.append(retry, made("slot", { name: "error" }));
   const details = made("details", { id: "error-details" });
-  details.append(made("summary", { textContent: "Traceback" }), traceback);
-  error.append(heading, message, code, details);
+  details.append(made("summary", { textContent: "Details" }), code, traceback);
+  error.append(heading, message, remedies, details);
   const state = made("div", { className: "state" });
   state.append(status, progress);
   const keys = made("span", { id: "keys", part: "hint", className: "hint" });
@@ -52,7 +53,7 @@ export function build(root: ShadowRoot) {
   prompt.setAttribute("aria-describedby", keys.id);
   parts.send.setAttribute("aria-keyshortcuts", "Control+Enter");
   const actions = made("div", { className: "actions" });
-  actions.append(clear, keep, keys, parts.stop, parts.send);
+  actions.append(clear, keys, parts.stop, parts.send);
   form.append(prompt, actions);
   const write = made("div", { part: "write", className: "write" });
   const below = made("div", {});
@@ -70,6 +71,12 @@ export function hasMouse(): boolean {
   return matchMedia("(pointer: fine)").matches;
 }
 
+/** Whether a key in a field sends its text: Enter, or with Ctrl or Cmd on a touch keyboard, where Enter breaks the line. */
+export function sends({ key, shiftKey, isComposing, ctrlKey, metaKey }: KeyboardEvent): boolean {
+  // While a word is composed, Enter ends the word.
+  return key === "Enter" && !shiftKey && !isComposing && (ctrlKey || metaKey || hasMouse());
+}
+
 /** A new element with its properties; `part` is its name for the page's styles. */
 export function made<Tag extends keyof HTMLElementTagNameMap>(
   tag: Tag,
@@ -84,5 +91,27 @@ export function made<Tag extends keyof HTMLElementTagNameMap>(
 export function button(text: string, onClick: () => void, ariaLabel: string | null = null): HTMLButtonElement {
   const element = made("button", { part: "button", className: "quiet", type: "button", textContent: text, ariaLabel });
   element.addEventListener("click", onClick);
+  return element;
+}
+
+const ICONS = {
+  again: "M20 11a8 8 0 1 0-2.3 6.7M20 5v6h-6",
+  copy: "M9 9h11v11H9zM5 15H4V4h11v1",
+  edit: "M4 20h4L19 9l-4-4L4 16zM13 7l4 4",
+};
+
+/** A new button that shows an icon, with its name for those who point at it or hear it. */
+export function iconButton(icon: keyof typeof ICONS, name: string, onClick: () => void): HTMLButtonElement {
+  const element = button("", onClick, name);
+  element.classList.add("icon");
+  element.title = name;
+  const space = "http://www.w3.org/2000/svg";
+  const drawing = document.createElementNS(space, "svg");
+  drawing.setAttribute("viewBox", "0 0 24 24");
+  drawing.ariaHidden = "true";
+  const path = document.createElementNS(space, "path");
+  path.setAttribute("d", ICONS[icon]);
+  drawing.append(path);
+  element.append(drawing);
   return element;
 }

@@ -115,12 +115,11 @@ export class ChatTree {
 
 /** Throws OptionError for a conversation that `CapstanChat.save` cannot have returned. */
 export function checkSaved({ turns, shown }: SavedConversation): void {
-  const wrong = turns.findIndex(
-    ({ asked, answer, before }, at) =>
-      typeof asked !== "string" ||
-      typeof answer !== "string" ||
-      (before !== null && !(Number.isInteger(before) && before >= 0 && before < at)),
-  );
+  const wrong = turns.findIndex((turn: Partial<SavedTurn> | null, at) => {
+    const { asked, answer, note, continues, before = NaN } = turn ?? {};
+    if ([asked, answer, note].some((text) => typeof text !== "string") || typeof continues !== "boolean") return true;
+    return before !== null && !(Number.isInteger(before) && before >= 0 && before < at);
+  });
   const place = wrong >= 0 ? `turn ${wrong}` : shown !== null && !turns[shown] ? "the last turn that is shown" : "";
   if (!place) return;
   const message = `the conversation cannot be restored: ${place} is damaged; give what save() returned`;

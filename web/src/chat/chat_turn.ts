@@ -2,15 +2,15 @@
 
 import { AnswerText } from "./chat_answer";
 import { copied } from "./chat_code";
-import { button, made } from "./chat_parts";
+import { button, iconButton, made, sends } from "./chat_parts";
 
 /** The places of a turn for elements of the page: instead of the answer's text, below it, among the buttons. */
 export type TurnPlace = "answer" | "below" | "actions";
 
 /** The element's part in a turn. */
 export interface TurnActions {
-  edit: (turn: ChatTurn) => void;
-  again: (turn: ChatTurn) => void;
+  /** Send a text in place of what a turn asked. */
+  send: (turn: ChatTurn, text: string) => void;
   /** Show a turn in place of this one. */
   choose: (turn: ChatTurn) => void;
   /** Called around each growth of the answer. */
@@ -28,6 +28,9 @@ export class ChatTurn {
   private readonly words: AnswerText;
   private readonly about = made("p", { part: "note", className: "about" });
   private readonly versions = made("span", { part: "versions", className: "versions", hidden: true });
+  private readonly echo = made("span", { part: "message user", className: "echo" });
+  /** The field in place of what was asked, while it is edited. */
+  private editor: HTMLFormElement | null = null;
   /** The page's own, stored with the turn. */
   data: unknown;
   private disabled = false;
@@ -38,6 +41,7 @@ export class ChatTurn {
     private readonly host: HTMLElement,
     private readonly actions: TurnActions,
   ) {
+    this.echo.textContent = asked;
     const said = made("div", { className: "said" });
     const place = made("slot", { name: `answer-${this.number}` });
     this.words = new AnswerText(place, (add) => actions.grow(add));
@@ -46,19 +50,23 @@ export class ChatTurn {
     place.addEventListener("slotchange", () => this.text.classList.toggle("brought", place.assignedNodes().length > 0));
     said.append(
       made("span", { className: "who", textContent: "You: " }),
-      made("span", { part: "message user", className: "echo", textContent: this.asked }),
+      this.echo,
       made("span", { className: "who", textContent: "Model: " }),
       this.text,
     );
     const row = made("div", { className: "turn-actions" });
-    const copy = button("Copy", () => void copied(copy, this.continues ? this.asked + this.reply : this.reply));
+    const copy = iconButton(
+      "copy",
+      "Copy",
+      () => void copied(copy, this.continues ? this.asked + this.reply : this.reply),
+    );
     row.append(
+      copy,
+      iconButton("edit", "Edit", () => this.edit()),
+      iconButton("again", "Answer again", () => actions.send(this, asked)),
+      made("slot", { name: `actions-${this.number}` }),
       this.versions,
       this.about,
-      button("Edit", () => actions.edit(this)),
-      button("Again", () => actions.again(this), "Answer again"),
-      made("slot", { name: `actions-${this.number}` }),
-      copy,
     );
     this.element.append(said, made("slot", { name: `below-${this.number}` }), row);
     this.continues = false;
@@ -140,6 +148,41 @@ export class ChatTurn {
       made("span", { textContent: `${at + 1} / ${turns.length}` }),
       step("›", turns[at + 1], "Later version"),
     );
+  }
+
+  /** Let the user change what was asked, in its place. */
+  edit(text = this.asked): void {
+    if (this.editor) return;
+    const form = (this.editor = made("form", { part: "edit", className: "editor" }));
+    const field = made("textarea", { part: "input", rows: 1, enterKeyHint: "send", ariaLabel: "What was asked" });
+    field.value = text;
+    form.append(
+      field,
+      button("Cancel", () => this.keep()),
+      made("button", { className: "primary", textContent: "Send" }),
+    );
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      const { value } = field;
+      if (this.disabled || !value.trim()) return field.focus();
+      this.keep();
+      this.actions.send(this, value);
+    });
+    field.addEventListener("keydown", (event) => {
+      if (!sends(event)) return;
+      event.preventDefault();
+      form.requestSubmit();
+    });
+    this.echo.replaceWith(form);
+    field.focus();
+  }
+
+  /** End the editing without a change; false if nothing is edited. */
+  keep(): boolean {
+    this.editor?.replaceWith(this.echo);
+    const edited = this.editor !== null;
+    this.editor = null;
+    return edited;
   }
 
   /** Show an element of the page in this turn; it goes with the turn, or by its own `remove()`. */

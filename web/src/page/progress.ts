@@ -23,8 +23,8 @@ export interface LoadProgress {
 
 /** The pace is measured over this number of milliseconds. */
 const RECENT_MS = 8000;
-/** It is reported after this many bytes. */
-const LEAST_MS = 1500;
+/** It is reported after this many milliseconds: the first ones are not typical. */
+const LEAST_MS = 3000;
 /** The share of the bar that the runtime takes while the model's size is unknown. */
 const RUNTIME_SHARE = 0.5;
 
@@ -93,5 +93,5 @@ function megabytes(count: number, beside = count): string {
 function shownSeconds(seconds: number): string {
   if (seconds < 60) return `${Math.max(1, Math.round(seconds))} s`;
   const minutes = Math.round(seconds / 60);
-  return minutes < 60 ? `${minutes} min` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+  return minutes < 60 ? `${minutes} min` : "more than an hour";
 }
