@@ -13,12 +13,12 @@ from .kernels import compile_kernels
 
 __all__ = [
     "CLIENT_AND_WORKER",
-    "COLOURS",
     "ENTRIES",
+    "ON_DEMAND",
     "PHONEMES",
     "WHEEL_HOST",
     "bundle",
-    "bundle_colours",
+    "bundle_on_demand",
     "bundle_wheel_host",
 ]
 
@@ -32,8 +32,13 @@ CLIENT_AND_WORKER = {
 }
 PHONEMES = SOURCES / "worker/phonemes.ts"
 """The worker imports it for the first text that is spoken."""
-COLOURS = "./highlight.js"
-"""The module with the colours of code, which <capstan-chat> imports on demand: it is a file beside the element's."""
+ON_DEMAND = {
+    "./highlight.js": SOURCES / "chat/highlight.ts",
+    "./math.js": SOURCES / "chat/math.ts",
+    "./pdf_text.js": SOURCES / "chat/pdf_text.ts",
+}
+"""The modules that <capstan-chat> imports on demand, for colours of code, formulas and PDF files: files beside its
+own."""
 WHEEL_HOST = ROOT / "py_src/capstan/_js/host.js"
 """Made for each wheel that other people's pages install; see py_src/capstan/_js/own_host.py."""
 FLAGS = ("--bundle", "--platform=browser", "--target=es2022", "--log-level=error", "--charset=utf8")
@@ -46,9 +51,10 @@ def bundle(source: Path, target: Path, extra: Sequence[str] = ()) -> Path:
     return _built(source, target, ["--format=esm", *extra])
 
 
-def bundle_colours(folder: Path) -> Path:
-    """highlight.js for `COLOURS`, in the folder of the element's script."""
-    return bundle(SOURCES / "chat/highlight.ts", folder / COLOURS, ["--minify", "--legal-comments=inline"])
+def bundle_on_demand(folder: Path) -> list[Path]:
+    """The modules of `ON_DEMAND`, in the folder of the element's script."""
+    flags = ["--minify", "--legal-comments=inline"]
+    return [bundle(source, folder / name, flags) for name, source in ON_DEMAND.items()]
 
 
 def bundle_wheel_host() -> Path:

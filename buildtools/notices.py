@@ -57,6 +57,8 @@ def notices() -> str:
                 ("capstan/phonemes.js", ("phonemize",)),
                 ("demo.js of the demo page and chat.js of the npm package", ("dompurify", "marked")),
                 ("highlight.js of the demo page and of the npm package", ("highlight.js",)),
+                ("math.js of the demo page and of the npm package", ("katex",)),
+                ("pdf_text.js of the demo page and of the npm package", ("pdfjs-dist",)),
                 ("demo.js of the demo page", ("idb",)),
             )
             for name in names

@@ -13,7 +13,7 @@ from capstan_host.locks import locked
 from capstan_host.terminal import say
 
 from . import CACHE, ROOT, SITE
-from .bundles import CLIENT_AND_WORKER, COLOURS, PHONEMES, bundle, bundle_colours
+from .bundles import CLIENT_AND_WORKER, ON_DEMAND, PHONEMES, bundle, bundle_on_demand
 from .carried_wheels import CARRIED, DETECTOR
 from .kernels import compile_kernels
 from .ready_made import Header, kept_headers, make_ready
@@ -40,7 +40,7 @@ PAGE_FOLDERS = {
     "web/blank": ("", ()),
 }
 """The pages, their folders in the site, and which of their modules a page names; those import the others."""
-LATER = ("./drawer.js", COLOURS)
+LATER = ("./drawer.js", *ON_DEMAND)
 """Modules that the demo page imports on demand."""
 CLIENT = "capstan/capstan.js"
 """The target of `import ... from "capstan-webgpu"` in a page: the built client, so that tests run the code that users
@@ -132,7 +132,7 @@ def copy_python(headers: Sequence[Header]) -> list[Path]:
 def build_web() -> list[Path]:
     """The client, the worker and the pages."""
     made = [bundle(source, SITE / "capstan" / name) for name, source in CLIENT_AND_WORKER.items()]
-    made.append(bundle_colours(SITE))
+    made.extend(bundle_on_demand(SITE))
     made.append(bundle(PHONEMES, SITE / "capstan/phonemes.js", ["--minify", "--legal-comments=inline"]))
     for folder, (place, entries) in PAGE_FOLDERS.items():
         client = f"./{Path(CLIENT).relative_to(place).as_posix()}"

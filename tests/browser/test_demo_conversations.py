@@ -191,7 +191,10 @@ BAD = {
     "text.json": ("hello", "text.json is not JSON"),
     "other.json": ('{"a": 1}', 'other.json has no list "messages"'),
     "role.json": ('[{"role": "tool", "content": "x"}]', 'the role of message 0 of role.json is "tool"'),
-    "content.json": ('[{"role": "user", "content": 5}]', "the content of message 0 of content.json is no text"),
+    "content.json": (
+        '[{"role": "user", "content": 5}]',
+        "the content of message 0 of content.json is neither text nor a picture",
+    ),
     "order.json": ('[{"role": "assistant", "content": "x"}]', "message 0 of order.json is out of turn"),
     "turns.json": ('{"messages": [], "capstan": {"turns": [null], "shown": 0}}', "turn 0 is damaged"),
     "empty.json": ("[]", "empty.json has no conversation"),

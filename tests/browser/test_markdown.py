@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
 from buildtools import ROOT
-from buildtools.bundles import COLOURS, bundle, bundle_colours
+from buildtools.bundles import ON_DEMAND, bundle, bundle_on_demand
 from capstan_host.site_server import SiteServer
 from capstan_host.testing.harness import watch
 from tests.looped import looped
@@ -166,8 +166,8 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> Scripts:
     """The element, and the colours that it loads, bundled."""
     folder = tmp_path_factory.mktemp("markdown")
     made = [
-        bundle(ROOT / "web/src/chat/chat.ts", folder / "chat.js", [f"--external:{COLOURS}"]),
-        bundle_colours(folder),
+        bundle(ROOT / "web/src/chat/chat.ts", folder / "chat.js", [f"--external:{name}" for name in ON_DEMAND]),
+        *bundle_on_demand(folder),
     ]
     return {path.name: path.read_bytes() for path in made}
 
@@ -198,7 +198,8 @@ def opened(browser: Browser, site: SiteServer, scripts: Scripts, policy: str) ->
 def strict_page(browser: Browser, site: SiteServer, scripts: Scripts) -> Iterator[tuple[Page, list[str], list[str]]]:
     page = opened(browser, site, scripts, STRICT + "dompurify")
     errors, addresses = watch(page, []), list[str]()
-    page.on("request", lambda request: addresses.append(request.url) if COLOURS[1:] not in request.url else None)
+    later = tuple(name[1:] for name in ON_DEMAND)
+    page.on("request", lambda request: addresses.append(request.url) if not request.url.endswith(later) else None)
     yield page, errors, addresses
     page.close()
 
@@ -424,6 +425,42 @@ def test_colours_are_loaded_when_there_is_code_of_a_known_language(
     page.close()
     assert len(scripts["chat.js"]) < 320_000
     assert b"registerLanguage" not in scripts["chat.js"]
+
+
+FORMULAS = [
+    (r"so $a^2$ is", ["a^2"], "inline"),
+    (r"so \(\sqrt{2}\) is", [r"\sqrt{2}"], "inline"),
+    ("$$\n\\frac{1}{2}\n$$", [r"\frac{1}{2}"], "block"),
+    ("\\[\nx_1\n\\]\n\nand $$y$$ too", ["x_1", "y"], "block"),
+    ("* $x$\n* `$y$`", ["x"], "inline"),
+    ("It costs $5 and $6, or $7-$8; $ x $ and a $ alone", [], ""),
+    (r"$\notatex{$", [r"\notatex{"], "inline"),
+]
+"""Texts, the TeX of their formulas, and how these are shown."""
+
+
+@pytest.mark.parametrize(("text", "formulas", "display"), FORMULAS)
+def test_formulas_are_mathml_and_prices_are_not(page: Page, text: str, formulas: list[str], display: str) -> None:
+    show(page, "$a$")
+    expect(page.locator(".turn:last-child math")).to_have_count(1)
+    show(page, text)
+    shown = page.locator(".turn:last-child math")
+    expect(shown).to_have_count(len(formulas))
+    for at in range(len(formulas)):
+        assert (shown.nth(at).get_attribute("display") or "inline") == display
+    whole = page.evaluate("() => slot().textContent")
+    assert "annotation" not in page.evaluate("() => slot().innerHTML")
+    if not formulas:
+        assert whole.strip() == text
+    page.evaluate(GROW, [text, 3])
+    expect(shown).to_have_count(len(formulas))
+
+
+def test_a_formula_cannot_bring_elements_or_addresses(page: Page) -> None:
+    show(page, r"$\href{javascript:hit=1}{x} \url{https://a.test} \htmlClass{a}{b} <img src=x onerror=hit=1>$")
+    expect(page.locator(".turn:last-child math")).to_have_count(1)
+    assert page.locator(".turn:last-child .text :is(a, img, [class*=katex], [style])").count() == 0
+    assert page.evaluate("() => window.hit") is None
 
 
 def test_a_block_of_code_is_copied_by_keyboard_alone(page: Page) -> None:

@@ -2,6 +2,7 @@
 
 import { CapstanError, type Message } from "capstan-webgpu";
 import type { SavedConversation, SavedTurn } from "../src/chat/chat";
+import { type Attachment, contentOf } from "../src/chat/attachments";
 import { checkSaved } from "../src/chat/chat_tree";
 import { splitReasoning } from "../src/chat/reasoning";
 import type { Kept } from "./conversation_store";
@@ -26,7 +27,7 @@ const reply = ({ answer, continues }: SavedTurn): string =>
 /** The messages that are shown, as OpenAI's API has them. */
 export function messagesOf({ system, conversation }: Given): Message[] {
   const said = shownTurns(conversation).flatMap((turn) => [
-    { role: "user", content: turn.asked },
+    { role: "user", content: contentOf(turn.asked, turn.attached ?? []) },
     ...(turn.answer ? [{ role: "assistant", content: reply(turn) }] : []),
   ]);
   return [...(system ? [{ role: "system", content: system }] : []), ...said];
@@ -41,8 +42,16 @@ export function asJson(kept: Given): string {
 
 export function asMarkdown(kept: Given): string {
   const names: Record<string, string> = { system: "System", user: "You", assistant: "Model" };
-  const parts = messagesOf(kept).map(({ role, content }) => `## ${names[role]}\n\n${String(content)}\n`);
+  const parts = messagesOf(kept).map(({ role, content }) => `## ${names[role]}\n\n${textIn(content)}\n`);
   return `# ${kept.title}\n\n${parts.join("\n")}`;
+}
+
+/** The text of a message's content; pictures are told as such. */
+export function textIn(content: Message["content"]): string {
+  if (typeof content === "string") return content;
+  return content
+    .map((part) => (typeof part === "object" && "type" in part && part.type === "text" ? part.text : "(a picture)"))
+    .join("\n\n");
 }
 
 /** Conversations of a file in JSON: one, a list of them, or a list of messages. Throws OptionError for anything else. */
@@ -62,12 +71,9 @@ export function fromJson(text: string, name: string): Given[] {
     if (isObject(capstan) && Array.isArray(capstan["turns"])) {
       const { turns, shown } = capstan as unknown as SavedConversation;
       checkSaved({ turns, shown });
-      const kept = turns.map(({ asked, answer, note, continues, before }) => ({
-        asked,
-        answer,
-        note,
-        continues,
-        before,
+      const kept = turns.map(({ asked, answer, note, continues, before, attached = [] }) => ({
+        ...{ asked, answer, note, continues, before },
+        ...(attached.length ? { attached } : {}),
       }));
       given.conversation = { turns: kept, shown };
     }
@@ -83,17 +89,33 @@ function fromMessages(messages: unknown[], name: string): Given {
     const where = `message ${at} of ${name}`;
     if (typeof role !== "string" || !ROLES.includes(role))
       throw refused(`the role of ${where} is ${JSON.stringify(role)}; this page takes ${ROLES.join(", ")}`);
-    if (typeof content !== "string") throw refused(`the content of ${where} is no text; this page takes texts`);
     const last = turns.at(-1);
-    if (role === "system" && at === 0) system = content;
+    const { text, attached } = partsOf(content, where);
+    if (role === "system" && at === 0) system = text;
     else if (role === "user") {
       const before = turns.length ? turns.length - 1 : null;
-      turns.push({ asked: content, answer: "", note: "", continues: false, before });
-    } else if (role === "assistant" && last && !last.answer) last.answer = content;
+      const files = attached.length ? { attached } : {};
+      turns.push({ asked: text, answer: "", note: "", continues: false, before, ...files });
+    } else if (role === "assistant" && last && !last.answer) last.answer = text;
     else throw refused(`${where} is out of turn: system comes first, then user and assistant by turns`);
   });
   const conversation = { turns, shown: turns.length ? turns.length - 1 : null };
   return { title: titleOf(conversation), system, conversation };
+}
+
+/** The text and the pictures of a message from a file. */
+function partsOf(content: unknown, where: string): { text: string; attached: Attachment[] } {
+  const attached: Attachment[] = [];
+  const texts = (Array.isArray(content) ? (content as unknown[]) : [content]).map((part) => {
+    const { type, text, image_url: image } = (isObject(part) ? part : { type: "text", text: part }) as PartOfFile;
+    if (type === "text" && typeof text === "string") return text;
+    const picture = isObject(image) ? image["url"] : image;
+    if (typeof picture !== "string" || !picture.startsWith("data:image/"))
+      throw refused(`the content of ${where} is neither text nor a picture's data: address; this page takes those`);
+    attached.push({ name: `picture ${attached.length + 1}`, picture });
+    return "";
+  });
+  return { text: texts.filter(Boolean).join("\n\n"), attached };
 }
 
 /** The first words of a conversation. */
@@ -130,6 +152,12 @@ export async function fromLink(hash: string): Promise<Given | null> {
     throw refused("the conversation of this link is damaged; ask for the link again");
   }
   return fromJson(text, "the link")[0]!;
+}
+
+interface PartOfFile {
+  type?: unknown;
+  text?: unknown;
+  image_url?: unknown;
 }
 
 function isObject(value: unknown): value is Record<string, unknown> {

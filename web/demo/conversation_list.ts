@@ -1,7 +1,7 @@
 // The list of conversations beside the chat: to choose, search, name, share and delete them.
 
 import { button, element, made, say } from "./elements";
-import { messagesOf } from "./conversation_files";
+import { messagesOf, textIn } from "./conversation_files";
 import type { Kept } from "./conversation_store";
 
 /** The actions of the list, which the page carries out. */
@@ -99,6 +99,6 @@ export class ConversationList {
 }
 
 function contains(kept: Kept, wanted: string): boolean {
-  const texts = [kept.title, ...messagesOf(kept).map(({ content }) => String(content))];
+  const texts = [kept.title, ...messagesOf(kept).map(({ content }) => textIn(content))];
   return texts.some((each) => each.toLocaleLowerCase().includes(wanted));
 }

@@ -122,7 +122,7 @@ share.addEventListener("click", () => void copyLink());
 watchSides();
 addEventListener("hashchange", takeAddress);
 watchSettings(chosen);
-watchPicking();
+watchPicking((files) => void chat.attach(files));
 try {
   useTheme(localStorage.getItem(THEME) ?? "");
 } catch {

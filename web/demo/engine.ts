@@ -1,6 +1,7 @@
 // The worker of this page: started with it, replaced where it failed, ended where a download is to stop.
 
 import { CapstanError, type CapstanEvent, Client, type Reply, type Request, type StartOptions } from "capstan-webgpu";
+import type { PictureData } from "../src/wire/protocol";
 import { startFailure } from "./failure";
 
 export class Engine {
@@ -42,14 +43,19 @@ export class Engine {
   }
 
   /** The result of a request; throws CapstanError. Once the signal aborts it throws that, and tells no event. */
-  async ask<T>(request: Request, onEvent?: (event: CapstanEvent) => void, signal?: AbortSignal): Promise<T> {
+  async ask<T>(
+    request: Request,
+    onEvent?: (event: CapstanEvent) => void,
+    signal?: AbortSignal,
+    pictures: readonly PictureData[] = [],
+  ): Promise<T> {
     const starting = this.start(signal);
     const started = this.worker;
     const client = await starting;
     let reply: Reply;
     try {
       reply = await until(
-        client.request(request, (event) => signal?.aborted || onEvent?.(event)),
+        client.request(request, (event) => signal?.aborted || onEvent?.(event), pictures.length ? [...pictures] : null),
         signal,
       );
     } catch (error) {

@@ -305,15 +305,10 @@ function noteOf({ key, name, title, chat }: Chosen): string {
 
 // Folders of this machine.
 
-const MEDIA: Record<string, string> = { image: "a picture", audio: "a sound", video: "a video" };
+/** A file of a model, if it comes without its folder. */
+const OF_MODEL = /\.(gguf|onnx|onnx[._]data(_\d+)?|data)$|^genai_config\.json$/i;
 
 function take(folder: Picked, name: string): void {
-  const media = Array.isArray(folder) ? folder.map(({ type }) => MEDIA[type.split("/")[0]!]) : [];
-  if (media[0] && media.every(Boolean)) {
-    const found = media.length > 1 ? "are no model's" : `is ${media[0]}, and no model`;
-    say("model-note", `${name} ${found}: give a model's folder or file. Questions on this page are texts.`);
-    return;
-  }
   const key = `picked-${picked.size + 1}`;
   picked.set(key, { folder, name });
   // Without a name for the page's address, since nobody else has the folder.
@@ -351,7 +346,7 @@ async function filesOf(entry: FileSystemEntry, path: string): Promise<File[]> {
   }
 }
 
-async function drop(items: DataTransferItemList): Promise<void> {
+async function drop(items: DataTransferItemList, attach: (files: File[]) => void): Promise<void> {
   const given = [...items].filter(({ kind }) => kind === "file");
   // Dropped items exist only until the event ends.
   const entries = given.map((item) => item.webkitGetAsEntry() ?? item.getAsFile());
@@ -361,10 +356,13 @@ async function drop(items: DataTransferItemList): Promise<void> {
     if (!entry || entry instanceof File) return entry ? [entry] : [];
     return filesOf(entry, entry.isFile ? entry.name : "");
   });
+  const alone = entries.every((entry) => entry instanceof File || (entry && entry.isFile));
   const one = entries.length === 1 || (!(first instanceof File) && first.isDirectory);
   const name = one ? first.name : `${entries.length} files`;
   try {
-    take((await Promise.all(found)).flat(), name);
+    const files = (await Promise.all(found)).flat();
+    if (alone && !files.some((file) => OF_MODEL.test(file.name))) attach(files);
+    else take(files, name);
   } catch (error) {
     say("model-note", `${name} cannot be read: ${(error as Error).message}`);
   }
@@ -375,8 +373,8 @@ function namesOf(given: readonly File[]): string {
   return given.length === 1 ? given[0]!.name : `${given.length} files`;
 }
 
-/** Take folders and files that are picked or dropped. */
-export function watchPicking(): void {
+/** Take folders and files of models that are picked or dropped; other dropped files go to `attach`. */
+export function watchPicking(attach: (files: File[]) => void): void {
   files.webkitdirectory = true;
   for (const input of [files, gguf])
     input.addEventListener("change", () => {
@@ -398,7 +396,9 @@ export function watchPicking(): void {
   document.addEventListener("drop", (event) => {
     over(false);
     if (!event.dataTransfer?.types.includes("Files")) return;
+    // The conversation has taken them.
+    if (event.defaultPrevented) return;
     event.preventDefault();
-    void drop(event.dataTransfer.items);
+    void drop(event.dataTransfer.items, attach);
   });
 }

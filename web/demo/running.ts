@@ -1,17 +1,20 @@
 // The answers of <capstan-chat> by this page's worker: run the model, stop, look at tokens, continue from one.
 
-import type {
-  AlternativesRequest,
-  BurstTimes,
-  CapstanEvent,
-  ChatRequest,
-  GenerateRequest,
-  LoadRequest,
-  LoadResult,
-  Request,
+import {
+  type AlternativesRequest,
+  type BurstTimes,
+  CapstanError,
+  type CapstanEvent,
+  type ChatRequest,
+  type GenerateRequest,
+  type LoadRequest,
+  type LoadResult,
+  type Request,
 } from "capstan-webgpu";
 import { CapstanChat, type ChatTurn } from "../src/chat/chat";
+import { takePictures } from "../src/page/pictures";
 import { LoadMeter, type LoadProgress, loadStatus } from "../src/page/progress";
+import type { PictureData } from "../src/wire/protocol";
 import * as diagnostics from "./diagnostics";
 import { button, element, milliseconds } from "./elements";
 import type { Engine } from "./engine";
@@ -51,6 +54,7 @@ const TYPED_MS = 700;
 const STEP_MS = 10_000;
 /** The tokens of a text that a model without a chat template continues: it may never end one. */
 const COMPLETION_TOKENS = 128;
+const NO_FILES = "this model continues a text, and takes no files; remove them, or choose a chat model";
 /** The number of alternatives that are shown for each token. */
 const ALTERNATIVES = 8;
 
@@ -134,7 +138,8 @@ export class Running {
     this.current = run;
     signal.addEventListener("abort", () => this.stopped(run), { once: true });
     diagnostics.showAsked(settings.capture);
-    const ask = <T>(request: Request): Promise<T> => engine.ask<T>(request, (event) => this.show(event, run), signal);
+    const ask = <T>(request: Request, pictures: PictureData[] = []): Promise<T> =>
+      engine.ask<T>(request, (event) => this.show(event, run), signal, pictures);
     try {
       chat.showStatus("Starting Python");
       await engine.start(signal);
@@ -149,12 +154,11 @@ export class Running {
       this.meter = new LoadMeter();
       run.phase = "running";
       turn.continues = !about.can_chat;
+      if (turn.continues && turn.attached.length) throw new CapstanError({ type: "PromptError", message: NO_FILES });
+      const said = [...(system ? [{ role: "system", content: system }] : []), ...chat.messages];
+      const { messages, pictures } = takePictures(said);
       const request: ChatRequest | GenerateRequest = about.can_chat
-        ? {
-            ...load,
-            kind: "chat",
-            messages: [...(system ? [{ role: "system", content: system }] : []), ...chat.messages],
-          }
+        ? { ...load, kind: "chat", messages }
         : { kind: "generate", ...settings, model: model.folder, prompt: turn.asked, prompt_ids: null };
       if (!about.can_chat) request.max_new_tokens ??= COMPLETION_TOKENS;
       answered.request = { ...request };
@@ -163,7 +167,10 @@ export class Running {
       request.timeline = true;
       run.generating = performance.now();
       if (about.can_chat) this.showStep("Reading");
-      const result = await ask<diagnostics.Result>(request);
+      // Alternatives are asked of texts alone.
+      looking.hidden = pictures.length > 0;
+      const read = await Promise.all(pictures.map((picture) => picture(signal)));
+      const result = await ask<diagnostics.Result>(request, read);
       turn.note = diagnostics.showFinished(result);
       data.unfinished = diagnostics.limited(result);
       this.last = { bursts: result.bursts ?? [], device: result.device };
@@ -265,7 +272,7 @@ export class Running {
   /** Answer a turn again; the answer begins with these tokens. */
   private continue(turn: ChatTurn, tokens: Token[]): Promise<void> {
     this.begun = tokens.length ? { model: this.answered.get(turn)!.model, tokens: [...tokens], uncounted: 0 } : null;
-    const sent = this.chat.send(turn.asked, turn, textOf(tokens));
+    const sent = this.chat.send(turn.asked, turn, textOf(tokens), turn.attached);
     this.begun = null;
     return sent;
   }

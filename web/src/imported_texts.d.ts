@@ -17,3 +17,7 @@ declare module "*.wasm" {
 
 /** A file by a path that is only known at run time; esbuild brings all files that match. */
 declare function require(path: string): string;
+
+declare module "pdfjs-dist/legacy/build/pdf.worker.mjs" {
+  export const WorkerMessageHandler: unknown;
+}

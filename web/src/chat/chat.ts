@@ -6,15 +6,18 @@
  */
 
 import { Capstan, CapstanError, type LoadOptions, type Message } from "capstan-webgpu";
+import type { Attachment } from "./attachments";
 import type { Answer, CapstanChatEvents } from "./chat_events";
 import { showFailure } from "./chat_errors";
 import { ModelAnswers, objectIn, refused } from "./chat_model";
 import { build, hasMouse, LABEL, type Parts, sends } from "./chat_parts";
 import { ChatLog } from "./chat_log";
 import { checkSaved, type SavedConversation } from "./chat_tree";
-import { ChatTurn } from "./chat_turn";
+import { ChatTurn, type TurnActions } from "./chat_turn";
 import { Wait } from "./chat_wait";
+import { ComposerFiles } from "./composer_files";
 
+export type { Attachment } from "./attachments";
 export type { SavedConversation, SavedTurn } from "./chat_tree";
 export { ChatTurn, type TurnPlace } from "./chat_turn";
 export type { Answer, CapstanChatAttributes, CapstanChatEvents, CapstanChatHandlers } from "./chat_events";
@@ -22,7 +25,16 @@ export type { Answer, CapstanChatAttributes, CapstanChatEvents, CapstanChatHandl
 /** Lets the module be imported without a page, such as by a server that renders pages. */
 const Element: typeof HTMLElement = globalThis.HTMLElement ?? class {};
 
-const ATTRIBUTES = ["model", "options", "run-options", "system", "placeholder", "label", "plain"] as const;
+const ATTRIBUTES = [
+  "model",
+  "options",
+  "run-options",
+  "system",
+  "placeholder",
+  "label",
+  "plain",
+  "attachments",
+] as const;
 type Attribute = (typeof ATTRIBUTES)[number];
 const PLACEHOLDER = "Say something";
 
@@ -43,6 +55,7 @@ export class CapstanChat extends Element {
   static readonly observedAttributes: readonly string[] = ATTRIBUTES;
   private readonly parts: Parts;
   private readonly log: ChatLog;
+  private readonly files: ComposerFiles;
   /** Ends the loaded model, or the load that is under way. */
   private ending: AbortController | null = null;
   /** The page's function, or the one that calls the model; null without either. */
@@ -65,6 +78,7 @@ export class CapstanChat extends Element {
       this.showBusy();
       this.tell("capstan-turns", null);
     });
+    this.files = new ComposerFiles(this.parts, this, (error) => this.showError(error));
     const { form, prompt, stop, clear, retry } = this.parts;
     form.addEventListener("submit", (event) => {
       event.preventDefault();
@@ -91,7 +105,7 @@ export class CapstanChat extends Element {
   get messages(): readonly Message[] {
     const system = this.getAttribute("system");
     const said = this.turns.flatMap((turn) => [
-      { role: "user", content: turn.asked },
+      { role: "user", content: turn.content },
       ...(turn === this.answering ? [] : [{ role: "assistant", content: turn.reply }]),
     ]);
     return system ? [{ role: "system", content: system }, ...said] : said;
@@ -132,10 +146,15 @@ export class CapstanChat extends Element {
     this.parts.prompt.focus(options);
   }
 
-  /** Send what stands in the field; while the model loads, it is sent after that. */
+  /** Send the text in the field with the files beside it; while the model loads, they are sent after that. */
   submit(): void {
     if (this.wait.loading) this.wait.send(this.value.trim() !== "");
-    else void this.send(this.value);
+    else void this.send(this.value, null, "", this.files.waiting);
+  }
+
+  /** Let files wait for the next message: pictures, texts, code and PDF files. Others are refused on the page. */
+  attach(files: Iterable<File>): Promise<void> {
+    return this.files.add([...files]);
   }
 
   /** Do the same as Escape: end the answer or other work, else end the editing of a turn. */
@@ -153,10 +172,15 @@ export class CapstanChat extends Element {
   }
 
   /**
-   * Send a message and have it answered, after a load; resolves when the answer has ended. With `instead` the message takes the place
-   * of that turn, which stays beside it, with those after it. The answer continues `begun`.
+   * Send a message with its files and have it answered, after a load; resolves when the answer has ended. With `instead`
+   * the message takes the place of that turn, which stays beside it, with those after it. The answer continues `begun`.
    */
-  async send(text: string, instead: ChatTurn | null = null, begun = ""): Promise<void> {
+  async send(
+    text: string,
+    instead: ChatTurn | null = null,
+    begun = "",
+    attached: readonly Attachment[] = [],
+  ): Promise<void> {
     if (this.wait.loading) await this.wait.ended;
     const { tree } = this.log;
     if (!this.answers || this.work) return;
@@ -167,11 +191,12 @@ export class CapstanChat extends Element {
       return;
     }
     const replaced = instead && tree.has(instead) ? instead : null;
-    const turn = this.turnOf(text);
+    const turn = this.turnOf(text, attached);
     turn.answer = begun;
     tree.add(turn, replaced ? tree.before(replaced) : (tree.shown.at(-1) ?? null));
     this.log.update();
     if (text === this.value) this.value = "";
+    if (!instead && attached.length) this.files.show([]);
     await this.run(turn, () => {
       if (turn.answer !== begun || !tree.has(turn)) return;
       // The conversation is what it was before.
@@ -179,7 +204,10 @@ export class CapstanChat extends Element {
       if (replaced) tree.choose(replaced);
       this.log.forget(gone);
       if (replaced && text !== replaced.asked) replaced.edit(text);
-      else if (!instead) this.value ||= text;
+      else if (!instead) {
+        this.value ||= text;
+        this.files.show(attached);
+      }
     });
   }
 
@@ -261,8 +289,8 @@ export class CapstanChat extends Element {
     checkSaved(saved);
     this.clear();
     const turns: ChatTurn[] = [];
-    for (const { asked, answer, note, continues, before, data } of saved.turns) {
-      const turn = this.turnOf(asked);
+    for (const { asked, answer, note, continues, attached, before, data } of saved.turns) {
+      const turn = this.turnOf(asked, attached);
       Object.assign(turn, { continues, answer, note, data });
       this.log.tree.add(turn, before === null ? null : turns[before]!);
       turns.push(turn);
@@ -291,6 +319,7 @@ export class CapstanChat extends Element {
 
   connectedCallback(): void {
     this.name();
+    this.files.choose();
     // Moving an element removes and inserts it.
     if (!this.ending && !this.answers) this.load();
   }
@@ -305,6 +334,7 @@ export class CapstanChat extends Element {
 
   attributeChangedCallback(name: Attribute, before: string | null, now: string | null): void {
     if (name === "placeholder" || name === "label") this.name();
+    else if (name === "attachments") this.files.choose();
     else if (name === "plain") for (const turn of this.turns) turn.chooseForm();
     else if (name !== "run-options" && this.ending && before !== now) this.load();
   }
@@ -377,15 +407,16 @@ export class CapstanChat extends Element {
 
   // The conversation on the page.
 
-  private turnOf(asked: string): ChatTurn {
-    return new ChatTurn(asked, this, {
-      send: (turn, text) => void this.send(text, turn),
+  private turnOf(asked: string, attached: readonly Attachment[] = []): ChatTurn {
+    const actions: TurnActions = {
+      send: (turn, text) => void this.send(text, turn, "", turn.attached),
       choose: (turn) => {
         this.log.tree.choose(turn);
         this.log.update();
       },
       grow: (add) => this.log.grow(add),
-    });
+    };
+    return new ChatTurn(asked, this, actions, attached);
   }
 
   private showBusy(): void {

@@ -32,6 +32,8 @@ export interface CapstanChatAttributes {
   system?: string;
   placeholder?: string;
   label?: string;
+  /** Messages take files: pictures, texts, code and PDF files. */
+  attachments?: boolean | "";
   /** Answers are shown as they come, not as Markdown. */
   plain?: boolean | "";
 }

@@ -10,6 +10,8 @@ interface Conversation extends HTMLElement {
   showStatus(text: string): void;
 }
 
+const NO_FILES = "the model continues a text, and takes no files; remove them, or give a model with a chat template";
+
 /** Answers turns; between them the model keeps what was computed for the conversation. */
 export class ModelAnswers {
   private session: Session | null = null;
@@ -25,6 +27,7 @@ export class ModelAnswers {
     chat.showStatus("");
     turn.continues = !llm.stats().canChat;
     const options = { ...objectIn<ChatOptions>(chat, "run-options"), signal };
+    if (turn.continues && turn.attached.length) throw refused(NO_FILES);
     const run = turn.continues ? llm.complete(turn.asked, options) : this.converse(turn, options);
     for await (const part of run) turn.append(part);
     const { finishReason, contextFull, text } = await run.result;
@@ -37,7 +40,7 @@ export class ModelAnswers {
     return finishReason;
   }
 
-  private converse({ asked }: ChatTurn, options: ChatOptions): Run {
+  private converse({ content }: ChatTurn, options: ChatOptions): Run {
     const before = this.chat.messages.slice(0, -1);
     const kept = this.session?.messages.slice(0, before.length);
     if (this.session && JSON.stringify(kept) === JSON.stringify(before)) this.session.rewind(before.length);
@@ -46,7 +49,7 @@ export class ModelAnswers {
       void this.session?.close();
       this.session = this.llm.session(before);
     }
-    return this.session.send(asked, options);
+    return this.session.send({ role: "user", content }, options);
   }
 }
 

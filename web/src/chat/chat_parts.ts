@@ -31,6 +31,9 @@ export function build(root: ShadowRoot) {
       type: "button",
       textContent: "New",
     }),
+    files: made("div", { id: "files", part: "files", className: "files", hidden: true }),
+    attach: iconButton("attach", "Attach files", () => {}),
+    file: made("input", { type: "file", multiple: true, hidden: true, ariaLabel: "Files of the message" }),
     retry: made("button", { id: "retry", part: "button retry", type: "button", textContent: "Try again" }),
     stop: made("button", { id: "stop", part: "button stop", type: "button", textContent: "Stop", hidden: true }),
     send: made("button", { id: "run", part: "button send", className: "primary", textContent: "Send" }),
@@ -53,8 +56,8 @@ export function build(root: ShadowRoot) {
   prompt.setAttribute("aria-describedby", keys.id);
   parts.send.setAttribute("aria-keyshortcuts", "Control+Enter");
   const actions = made("div", { className: "actions" });
-  actions.append(clear, keys, parts.stop, parts.send);
-  form.append(prompt, actions);
+  actions.append(parts.attach, parts.file, clear, keys, parts.stop, parts.send);
+  form.append(parts.files, prompt, actions);
   const write = made("div", { part: "write", className: "write" });
   const below = made("div", {});
   below.append(made("slot", { name: "below" }));
@@ -96,8 +99,10 @@ export function button(text: string, onClick: () => void, ariaLabel: string | nu
 
 const ICONS = {
   again: "M20 11a8 8 0 1 0-2.3 6.7M20 5v6h-6",
+  attach: "M20 11l-8.5 8.5a5 5 0 0 1-7-7L13 4a3.5 3.5 0 0 1 5 5l-8.5 8.5a2 2 0 0 1-3-3L14 7",
   copy: "M9 9h11v11H9zM5 15H4V4h11v1",
   edit: "M4 20h4L19 9l-4-4L4 16zM13 7l4 4",
+  remove: "M6 6l12 12M18 6L6 18",
 };
 
 /** A new button that shows an icon, with its name for those who point at it or hear it. */

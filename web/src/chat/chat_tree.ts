@@ -1,6 +1,7 @@
 // The turns of a conversation as a tree: a question that was edited or asked again stays beside the new one.
 
 import { CapstanError } from "capstan-webgpu";
+import type { Attachment } from "./attachments";
 import type { ChatTurn } from "./chat_turn";
 
 /** A turn as it is stored. A structured clone and JSON keep it, if they keep the page's `data`. */
@@ -10,6 +11,8 @@ export interface SavedTurn {
   answer: string;
   note: string;
   continues: boolean;
+  /** The files of the question; undefined for none. */
+  attached?: Attachment[];
   /** The place, in the list of turns, of the turn that this one follows; null for a first turn. */
   before: number | null;
   data?: unknown;
@@ -101,8 +104,9 @@ export class ChatTree {
     const turns = [...this.places.keys()];
     const at = (turn: ChatTurn | null | undefined): number | null => (turn ? turns.indexOf(turn) : null);
     const saved = turns.map((turn) => {
-      const { asked, answer, note, continues, data } = turn;
-      return { asked, answer, note, continues, before: at(this.before(turn)), ...(data === undefined ? {} : { data }) };
+      const { asked, answer, note, continues, attached, data } = turn;
+      const more = { ...(attached.length ? { attached: [...attached] } : {}), ...(data === undefined ? {} : { data }) };
+      return { asked, answer, note, continues, before: at(this.before(turn)), ...more };
     });
     return { turns: saved, shown: at(this.shown.at(-1)) };
   }
@@ -113,10 +117,17 @@ export class ChatTree {
   }
 }
 
+function isAttachment(value: unknown): boolean {
+  const { name, picture, text } = (value ?? {}) as Partial<Attachment>;
+  if (typeof name !== "string" || (picture === undefined) === (text === undefined)) return false;
+  return picture === undefined ? typeof text === "string" : /^data:image\/[a-z]+;base64,/.test(String(picture));
+}
+
 /** Throws OptionError for a conversation that `CapstanChat.save` cannot have returned. */
 export function checkSaved({ turns, shown }: SavedConversation): void {
   const wrong = turns.findIndex((turn: Partial<SavedTurn> | null, at) => {
-    const { asked, answer, note, continues, before = NaN } = turn ?? {};
+    const { asked, answer, note, continues, attached = [], before = NaN } = turn ?? {};
+    if (!Array.isArray(attached) || !attached.every(isAttachment)) return true;
     if ([asked, answer, note].some((text) => typeof text !== "string") || typeof continues !== "boolean") return true;
     return before !== null && !(Number.isInteger(before) && before >= 0 && before < at);
   });

@@ -1,6 +1,8 @@
 // A turn of <capstan-chat>: what was asked, its answer, and the buttons for both.
 
+import type { Message } from "capstan-webgpu";
 import { AnswerText } from "./chat_answer";
+import { type Attachment, chipOf, contentOf } from "./attachments";
 import { copied } from "./chat_code";
 import { button, iconButton, made, sends } from "./chat_parts";
 
@@ -40,8 +42,10 @@ export class ChatTurn {
     readonly asked: string,
     private readonly host: HTMLElement,
     private readonly actions: TurnActions,
+    /** The files of the question. */
+    readonly attached: readonly Attachment[] = [],
   ) {
-    this.echo.textContent = asked;
+    this.echo.append(...attached.map(chipOf), asked);
     const said = made("div", { className: "said" });
     const place = made("slot", { name: `answer-${this.number}` });
     this.words = new AnswerText(place, (add) => actions.grow(add));
@@ -79,6 +83,11 @@ export class ChatTurn {
 
   set answer(text: string) {
     this.words.text = text;
+  }
+
+  /** The question and its files, as the content of a message. */
+  get content(): Message["content"] {
+    return contentOf(this.asked, this.attached);
   }
 
   append(part: string): void {

@@ -2,8 +2,19 @@
 // lead to web pages and mail addresses only.
 
 import DOMPurify, { type Config } from "dompurify";
-import { getDefaults, Lexer, Parser, Renderer, type Token, Tokenizer, type Tokens } from "marked";
+import {
+  getDefaults,
+  Lexer,
+  Marked,
+  type MarkedOptions,
+  Parser,
+  Renderer,
+  type Token,
+  Tokenizer,
+  type Tokens,
+} from "marked";
 import { codeBlock } from "./chat_code";
+import { type Formula, formulaNodes, formulas } from "./chat_math";
 
 /** Deeper quotes, lists, links and emphasis stay as they are written. */
 const DEPTH = 8;
@@ -14,7 +25,25 @@ const MARKS = /(?:^|\n)[ \t]*(?:[-=*_+#>`~|:]+|\d{1,9}[.)]?)[ \t]*$/;
 const SANITIZER: Config & { RETURN_DOM_FRAGMENT: true } = {
   RETURN_DOM_FRAGMENT: true,
   ALLOWED_TAGS: [
-    ...["a", "blockquote", "br", "code", "del", "em", "h2", "h3", "h4", "h5", "h6", "hr", "li", "ol", "p", "pre"],
+    ...[
+      "a",
+      "blockquote",
+      "br",
+      "code",
+      "del",
+      "em",
+      "h2",
+      "h3",
+      "h4",
+      "h5",
+      "h6",
+      "hr",
+      "li",
+      "ol",
+      "p",
+      "pre",
+      "samp",
+    ],
     ...["strong", "table", "tbody", "td", "th", "thead", "tr", "ul"],
   ],
   ALLOWED_ATTR: ["align", "href", "start"],
@@ -73,6 +102,11 @@ class AnswerRenderer extends Renderer {
   /** The words after the fences of all code blocks, and whether each list item is a task, in the order of their elements. */
   readonly fences: string[] = [];
   readonly tasks: boolean[] = [];
+  readonly formulas: Formula[] = [];
+  /** marked's options with the formulas of this text. */
+  readonly settings: MarkedOptions = new Marked({
+    extensions: formulas((formula) => this.formulas.push(formula)),
+  }).defaults;
 
   /** The first level is the page's own. */
   override heading(token: Tokens.Heading): string {
@@ -104,7 +138,8 @@ class AnswerRenderer extends Renderer {
  */
 export function rendered(text: string, growing = false, again: () => void = () => {}): DocumentFragment {
   const renderer = new AnswerRenderer();
-  const html = new Parser({ ...getDefaults(), renderer }).parse(blocks(text, growing));
+  const settings = { ...getDefaults(), ...renderer.settings };
+  const html = new Parser({ ...settings, renderer }).parse(blocks(text, growing, settings));
   const fragment = DOMPurify.sanitize(html, SANITIZER);
   for (const link of fragment.querySelectorAll("a"))
     if (link.hasAttribute("href")) Object.assign(link, { target: "_blank", rel: "noopener noreferrer nofollow" });
@@ -113,6 +148,8 @@ export function rendered(text: string, growing = false, again: () => void = () =
     if (renderer.tasks[place]) item.className = "task";
   for (const [place, code] of fragment.querySelectorAll("pre").entries())
     codeBlock(code, renderer.fences[place]!, again);
+  for (const [place, formula] of fragment.querySelectorAll("samp").entries())
+    formula.replaceWith(formulaNodes(renderer.formulas[place]!, again));
   // The keyboard reaches boxes that scroll.
   for (const table of fragment.querySelectorAll("table")) {
     const box = Object.assign(document.createElement("div"), { className: "table", tabIndex: 0 });
@@ -124,7 +161,9 @@ export function rendered(text: string, growing = false, again: () => void = () =
   return fragment;
 }
 
-function blocks(text: string, growing: boolean): Token[] {
+function blocks(text: string, growing: boolean, settings: MarkedOptions): Token[] {
+  const lexed = (text: string): Token[] =>
+    new ShortLexer({ ...settings, breaks: true, tokenizer: new Shallow() }).lex(text);
   const found = lexed(text);
   if (!growing || lastBlock(found)?.type === "code") return found;
   const shown = text.replace(MARKS, "").trimEnd();
@@ -136,10 +175,6 @@ function lastBlock(tokens: Token[]): Token | undefined {
   const last = tokens.at(-1) as Tokens.Generic | undefined;
   const inside: Token[] | undefined = last?.type === "paragraph" ? [] : (last?.items ?? last?.tokens);
   return inside?.length ? lastBlock(inside) : last;
-}
-
-function lexed(text: string): Token[] {
-  return new ShortLexer({ ...getDefaults(), breaks: true, tokenizer: new Shallow() }).lex(text);
 }
 
 /** The marks that close the code or the strong emphasis that a paragraph leaves open. */
