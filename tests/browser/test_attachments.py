@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, FilePayload, Page, expect
 
 from buildtools.site import assemble
 from capstan_host.headless.static_server import running
 from capstan_host.site_server import SiteServer
 from tests.browser.demo_page import BOOT_MS
-from tests.browser.test_picture_chats import FIXTURES, PNG, TEMPLATE, data_url
+from tests.browser.test_picture_chats import FIXTURES, PNG, data_url
+from tests.unit.test_picture_chats import TEMPLATE
 
 ANSWER = """() => {
   window.asked = [];
@@ -87,13 +87,13 @@ def page(browser: Browser, url: str) -> Iterator[Page]:
 
 
 def attach(page: Page, *files: tuple[str, str, bytes]) -> None:
-    page.set_input_files(
-        "#file", [{"name": name, "mimeType": kind, "buffer": content} for name, kind, content in files]
-    )
+    payloads: list[FilePayload] = [{"name": name, "mimeType": kind, "buffer": content} for name, kind, content in files]
+    page.set_input_files("#file", payloads)
 
 
 def waiting(page: Page) -> list[str]:
-    return page.locator("#files .attached > :not(button)").evaluate_all("all => all.map((e) => e.alt ?? e.textContent)")
+    names = "all => all.map((each) => each.alt ?? each.textContent)"
+    return list(page.locator("#files .attached > :not(button)").evaluate_all(names))
 
 
 def say(page: Page, text: str) -> None:

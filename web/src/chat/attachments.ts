@@ -12,9 +12,9 @@ export interface Attachment {
   text?: string;
 }
 
-/** Bytes of a picture that stays as it is; a larger one is drawn anew, as models read pictures in small sizes. */
+/** A picture with more bytes is made smaller: models read pictures in small sizes. */
 const PICTURE_BYTES = 1_000_000;
-/** The longer side of a picture that is drawn anew, in pixels. */
+/** The longer side of a picture that was made smaller, in pixels. */
 const PICTURE_SIDE = 1536;
 /** Characters of a file of text: about as many tokens as most models take in all. */
 const LONGEST = 200_000;
@@ -57,7 +57,7 @@ export function contentOf(asked: string, attached: readonly Attachment[]): strin
   return pictures.length ? [...pictures, { type: "text", text }] : text;
 }
 
-/** The picture or the name of a file, to be looked at. */
+/** An element that shows a file: its picture, or its name. */
 export function chipOf({ name, picture }: Attachment): HTMLElement {
   if (picture === undefined) return made("span", { part: "file", className: "file", textContent: name });
   return made("img", { part: "picture", className: "picture", src: picture, alt: name, title: name });

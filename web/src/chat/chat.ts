@@ -5,16 +5,17 @@
  * @module chat
  */
 
-import { Capstan, CapstanError, type LoadOptions, type Message } from "capstan-webgpu";
+import { type Capstan, CapstanError, type Message } from "capstan-webgpu";
 import type { Attachment } from "./attachments";
 import type { Answer, CapstanChatEvents } from "./chat_events";
 import { showFailure } from "./chat_errors";
-import { ModelAnswers, objectIn, refused } from "./chat_model";
+import { ModelAnswers, modelOf } from "./chat_model";
 import { build, hasMouse, LABEL, type Parts, sends } from "./chat_parts";
 import { ChatLog } from "./chat_log";
 import { checkSaved, type SavedConversation } from "./chat_tree";
 import { ChatTurn, type TurnActions } from "./chat_turn";
 import { Wait } from "./chat_wait";
+import { Work } from "./chat_work";
 import { ComposerFiles } from "./composer_files";
 
 export type { Attachment } from "./attachments";
@@ -60,7 +61,10 @@ export class CapstanChat extends Element {
   private ending: AbortController | null = null;
   /** The page's function, or the one that calls the model; null without either. */
   private answers: Answer | null = null;
-  private work: { stop: AbortController; turn: ChatTurn | null; ended: Promise<void> } | null = null;
+  private readonly work = new Work((busy) => {
+    this.showBusy();
+    this.tell("capstan-busy", busy);
+  });
   private answering: ChatTurn | null = null;
   private readonly wait = new Wait(
     (text, done, total) => this.showStatus(text, done, total),
@@ -126,7 +130,7 @@ export class CapstanChat extends Element {
 
   /** Whether an answer, or other work, is under way. */
   get busy(): boolean {
-    return this.work !== null;
+    return this.work.busy;
   }
 
   /** The page's own way to answer, in the place of the model that the attributes name. */
@@ -159,16 +163,15 @@ export class CapstanChat extends Element {
 
   /** Do the same as Escape: end the answer or other work, else end the editing of a turn. */
   cancel(): void {
-    if (this.work) void this.stop();
+    if (this.busy) void this.stop();
     else if (this.wait.sends) this.wait.send(false);
     else if (!this.turns.some((turn) => turn.keep())) return;
     this.focus({ preventScroll: true });
   }
 
   /** End what is under way, and resolve once it has ended; the text of an answer so far stays. */
-  async stop(): Promise<void> {
-    this.work?.stop.abort();
-    await this.work?.ended;
+  stop(): Promise<void> {
+    return this.work.stop();
   }
 
   /**
@@ -183,7 +186,7 @@ export class CapstanChat extends Element {
   ): Promise<void> {
     if (this.wait.loading) await this.wait.ended;
     const { tree } = this.log;
-    if (!this.answers || this.work) return;
+    if (!this.answers || this.busy) return;
     this.showError(null);
     if (!text.trim()) {
       const message = "the prompt is empty; write something";
@@ -213,7 +216,7 @@ export class CapstanChat extends Element {
 
   /** Have the answer of the last turn continued; resolves when it has ended. */
   async resume(turn: ChatTurn): Promise<void> {
-    if (!this.answers || this.work || turn !== this.turns.at(-1)) return;
+    if (!this.answers || this.busy || turn !== this.turns.at(-1)) return;
     this.showError(null);
     turn.note = "";
     await this.run(turn, () => {});
@@ -247,23 +250,7 @@ export class CapstanChat extends Element {
    * under way. A failure is shown; `turn` is marked as busy.
    */
   async occupy(work: (signal: AbortSignal) => Promise<void>, turn: ChatTurn | null = null): Promise<void> {
-    if (this.work) return;
-    const stop = new AbortController();
-    let end = (): void => {};
-    const mine = (this.work = { stop, turn, ended: new Promise<void>((resolve) => (end = resolve)) });
-    this.showBusy();
-    this.tell("capstan-busy", true);
-    let failure: unknown = null;
-    try {
-      await work(stop.signal);
-    } catch (error) {
-      if (!stop.signal.aborted) failure = error;
-    }
-    end();
-    if (this.work !== mine) return;
-    this.work = null;
-    this.showBusy();
-    this.tell("capstan-busy", false);
+    const failure = await this.work.run(work, turn);
     if (failure) this.showError(failure);
   }
 
@@ -363,12 +350,7 @@ export class CapstanChat extends Element {
     if (signal.aborted) return;
     let llm: Capstan;
     try {
-      const model = this.getAttribute("model");
-      if (!model) throw refused("<capstan-chat> has no attribute model; give it the URL of a model's folder");
-      const onProgress: LoadOptions["onProgress"] = (progress) => {
-        if (!signal.aborted) this.wait.take(progress);
-      };
-      llm = await Capstan.load(model, { ...objectIn<LoadOptions>(this, "options"), onProgress, signal });
+      llm = await modelOf(this, signal, (progress) => this.wait.take(progress));
     } catch (error) {
       if (signal.aborted) return;
       this.wait.end();
@@ -389,9 +371,8 @@ export class CapstanChat extends Element {
 
   private unload(): void {
     this.ending?.abort();
-    this.work?.stop.abort();
-    if (this.work) this.tell("capstan-busy", false);
-    this.ending = this.answers = this.work = null;
+    this.ending = this.answers = null;
+    this.work.drop();
     this.wait.end();
     this.clear();
     this.showError(null);
@@ -432,7 +413,7 @@ export class CapstanChat extends Element {
     if (!this.busy && !loading) progress.hidden = true;
     if (this.turns.length) this.states.delete("empty");
     else this.states.add("empty");
-    for (const turn of this.turns) turn.setBusy(this.busy, turn === this.work?.turn);
+    for (const turn of this.turns) turn.setBusy(this.busy, turn === this.work.turn);
     log.setAttribute("aria-busy", String(this.busy));
     // A button that is disabled loses the focus.
     if ((focused === send || focused === stop) && hasMouse()) prompt.focus({ preventScroll: true });

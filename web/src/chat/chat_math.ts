@@ -55,7 +55,7 @@ export function formulas(found: (formula: Formula) => void): TokenizerAndRendere
   ];
 }
 
-/** The nodes of a formula: its source as long as KaTeX is not there; `again` is called once KaTeX is. */
+/** The nodes of a formula, or its source before KaTeX is loaded; `again` is called after that. */
 export function formulaNodes({ tex, display, raw }: Formula, again: () => void): Node {
   if (katex)
     return DOMPurify.sanitize(katex.mathMl(tex, display), {

@@ -1,6 +1,15 @@
 // Lets a loaded model answer what the user writes in a <capstan-chat>, with that element's options.
 
-import { type Capstan, CapstanError, type ChatOptions, type Message, type Run, type Session } from "capstan-webgpu";
+import {
+  Capstan,
+  CapstanError,
+  type ChatOptions,
+  type LoadOptions,
+  type LoadProgress,
+  type Message,
+  type Run,
+  type Session,
+} from "capstan-webgpu";
 import type { ChatTurn } from "./chat_turn";
 
 /** The element. */
@@ -53,8 +62,20 @@ export class ModelAnswers {
   }
 }
 
+/** Load the model that the element names. `show` gets the progress until the signal aborts. */
+export async function modelOf(
+  element: HTMLElement,
+  signal: AbortSignal,
+  show: (progress: LoadProgress) => void,
+): Promise<Capstan> {
+  const model = element.getAttribute("model");
+  if (!model) throw refused("<capstan-chat> has no attribute model; give it the URL of a model's folder");
+  const onProgress = (progress: LoadProgress): void => void (signal.aborted || show(progress));
+  return Capstan.load(model, { ...objectIn<LoadOptions>(element, "options"), onProgress, signal });
+}
+
 /** An attribute's object in JSON, empty without the attribute; throws OptionError for anything else. */
-export function objectIn<T extends object>(element: HTMLElement, name: "options" | "run-options"): Partial<T> {
+function objectIn<T extends object>(element: HTMLElement, name: "options" | "run-options"): Partial<T> {
   const text = element.getAttribute(name);
   if (text === null) return {};
   let found: unknown;
@@ -68,6 +89,6 @@ export function objectIn<T extends object>(element: HTMLElement, name: "options"
   return found;
 }
 
-export function refused(message: string): CapstanError {
+function refused(message: string): CapstanError {
   return new CapstanError({ type: "OptionError", message });
 }
