@@ -497,7 +497,7 @@ SEARCH = {
 CHOICES = {"search": "sample", "device": "webgpu", "capture": "off"}
 ELSEWHERE = {
     *("model", "folder", "repository", "hub", "revision", "token", "dtype"),
-    *("schema", "system", "processor"),
+    *("schema", "system", "processor", "transcriber", "voice"),
 }
 """Fields that other tests fill."""
 
@@ -551,15 +551,19 @@ def test_a_folder_of_this_machine_runs(way: str, demo: Demo) -> None:
     assert demo.answer() == oracle.text(LLAMA, oracle.greedy(LLAMA, prompt, 6))
 
 
-def test_a_dropped_picture_is_no_model(demo: Demo) -> None:
+def test_a_dropped_picture_goes_with_the_message_and_is_no_model(demo: Demo) -> None:
     chosen = demo.page.locator("#model").input_value()
     for names, told in (
-        (["cat.png"], "cat.png is a picture, and no model"),
-        (["a.png", "b.png"], "2 files are no model's"),
+        (["cat.png"], ["cat.png"]),
+        (["a.png", "b.txt"], ["cat.png", "a.png", "b.txt"]),
     ):
         demo.page.evaluate(DROP, {name: [137, 80, 78, 71] for name in names})
-        expect(demo.page.locator("#model-note")).to_contain_text(told)
+        attached = demo.page.locator("#files .attached > :not(button)")
+        expect(attached).to_have_count(len(told))
+        assert attached.evaluate_all("all => all.map((each) => each.alt ?? each.textContent)") == told
         assert demo.page.locator("#model").input_value() == chosen
+    for button in demo.page.get_by_role("button", name="Remove ").all()[::-1]:
+        button.click()
 
 
 @pytest.mark.extended

@@ -344,7 +344,7 @@ def test_where_files_are_dragged_over_the_page_it_says_what_to_drop(demo: Demo) 
     demo.page.evaluate(DRAG, "text/plain")
     assert demo.page.evaluate(drawn) == "none", "a text is no folder"
     demo.page.evaluate(DRAG, "Files")
-    assert demo.page.evaluate(drawn) == '"Drop a model\'s folder"'
+    assert demo.page.evaluate(drawn) == '"Drop files for the conversation, or a model"'
     demo.page.evaluate("() => document.body.dispatchEvent(new DragEvent('dragleave', { bubbles: true }))")
     assert demo.page.evaluate(drawn) == "none"
 

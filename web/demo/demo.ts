@@ -12,7 +12,7 @@ import { expectedModel, findModels, showChosen, watchPicking } from "./models";
 import { Picker } from "./picker";
 import { Race } from "./race";
 import { Running } from "./running";
-import { addressOfSettings, pointOut, pointOutNothing, readAddress, watchSettings } from "./settings";
+import { addressOfSettings, pointOut, pointOutNothing, readAddress, text, watchSettings } from "./settings";
 import { chatsSide, optionsSide, watchSides } from "./side";
 import { Stored } from "./stored";
 
@@ -58,6 +58,9 @@ function chosen(): void {
   fit.changed();
   offerExamples(chat);
   running.offerMore();
+  for (const name of ["transcriber", "voice"])
+    if (text(name)) chat.setAttribute(name, text(name));
+    else chat.removeAttribute(name);
 }
 
 function takeAddress(): void {

@@ -16,6 +16,7 @@ import { checkSaved, type SavedConversation } from "./chat_tree";
 import { ChatTurn, type TurnActions } from "./chat_turn";
 import { Wait } from "./chat_wait";
 import { Work } from "./chat_work";
+import { ChatVoice } from "./chat_voice";
 import { ComposerFiles } from "./composer_files";
 
 export type { Attachment } from "./attachments";
@@ -27,15 +28,9 @@ export type { Answer, CapstanChatAttributes, CapstanChatEvents, CapstanChatHandl
 const Element: typeof HTMLElement = globalThis.HTMLElement ?? class {};
 
 const ATTRIBUTES = [
-  "model",
-  "options",
-  "run-options",
-  "system",
-  "placeholder",
-  "label",
-  "plain",
-  "attachments",
-] as const;
+  ...(["model", "options", "run-options", "system", "placeholder", "label", "plain", "attachments"] as const),
+  ...(["transcriber", "voice"] as const),
+];
 type Attribute = (typeof ATTRIBUTES)[number];
 const PLACEHOLDER = "Say something";
 
@@ -57,6 +52,7 @@ export class CapstanChat extends Element {
   private readonly parts: Parts;
   private readonly log: ChatLog;
   private readonly files: ComposerFiles;
+  private readonly voice: ChatVoice;
   /** Ends the loaded model, or the load that is under way. */
   private ending: AbortController | null = null;
   /** The page's function, or the one that calls the model; null without either. */
@@ -83,6 +79,7 @@ export class CapstanChat extends Element {
       this.tell("capstan-turns", null);
     });
     this.files = new ComposerFiles(this.parts, this, (error) => this.showError(error));
+    this.voice = new ChatVoice(this.parts, this);
     const { form, prompt, stop, clear, retry } = this.parts;
     form.addEventListener("submit", (event) => {
       event.preventDefault();
@@ -163,7 +160,7 @@ export class CapstanChat extends Element {
 
   /** Do the same as Escape: end the answer or other work, else end the editing of a turn. */
   cancel(): void {
-    if (this.busy) void this.stop();
+    if (this.voice.end() || this.busy) void this.stop();
     else if (this.wait.sends) this.wait.send(false);
     else if (!this.turns.some((turn) => turn.keep())) return;
     this.focus({ preventScroll: true });
@@ -307,6 +304,7 @@ export class CapstanChat extends Element {
   connectedCallback(): void {
     this.name();
     this.files.choose();
+    this.voice.choose();
     // Moving an element removes and inserts it.
     if (!this.ending && !this.answers) this.load();
   }
@@ -314,6 +312,7 @@ export class CapstanChat extends Element {
   disconnectedCallback(): void {
     queueMicrotask(() => {
       if (this.isConnected) return;
+      this.voice.close();
       if (this.ending) this.unload();
       else void this.stop();
     });
@@ -322,7 +321,8 @@ export class CapstanChat extends Element {
   attributeChangedCallback(name: Attribute, before: string | null, now: string | null): void {
     if (name === "placeholder" || name === "label") this.name();
     else if (name === "attachments") this.files.choose();
-    else if (name === "plain") for (const turn of this.turns) turn.chooseForm();
+    else if (name === "transcriber") this.voice.choose();
+    else if (name === "plain" || name === "voice") for (const turn of this.turns) turn.chooseForm();
     else if (name !== "run-options" && this.ending && before !== now) this.load();
   }
 
@@ -390,6 +390,7 @@ export class CapstanChat extends Element {
 
   private turnOf(asked: string, attached: readonly Attachment[] = []): ChatTurn {
     const actions: TurnActions = {
+      read: (turn) => void this.voice.read(turn),
       send: (turn, text) => void this.send(text, turn, "", turn.attached),
       choose: (turn) => {
         this.log.tree.choose(turn);

@@ -34,6 +34,10 @@ export interface CapstanChatAttributes {
   label?: string;
   /** Messages take files: pictures, texts, code and PDF files. */
   attachments?: boolean | "";
+  /** The model that hears questions at the microphone, by its address or id. */
+  transcriber?: string;
+  /** The model that reads answers aloud, by its address or id. */
+  voice?: string;
   /** Answers are shown as they come, not as Markdown. */
   plain?: boolean | "";
 }

@@ -75,7 +75,7 @@ export async function modelOf(
 }
 
 /** An attribute's object in JSON, empty without the attribute; throws OptionError for anything else. */
-function objectIn<T extends object>(element: HTMLElement, name: "options" | "run-options"): Partial<T> {
+export function objectIn<T extends object>(element: HTMLElement, name: "options" | "run-options"): Partial<T> {
   const text = element.getAttribute(name);
   if (text === null) return {};
   let found: unknown;

@@ -33,6 +33,7 @@ export function build(root: ShadowRoot) {
     }),
     files: made("div", { id: "files", part: "files", className: "files", hidden: true }),
     attach: iconButton("attach", "Attach files", () => {}),
+    microphone: iconButton("microphone", "Speak", () => {}),
     file: made("input", { type: "file", multiple: true, hidden: true, ariaLabel: "Files of the message" }),
     retry: made("button", { id: "retry", part: "button retry", type: "button", textContent: "Try again" }),
     stop: made("button", { id: "stop", part: "button stop", type: "button", textContent: "Stop", hidden: true }),
@@ -56,7 +57,7 @@ export function build(root: ShadowRoot) {
   prompt.setAttribute("aria-describedby", keys.id);
   parts.send.setAttribute("aria-keyshortcuts", "Control+Enter");
   const actions = made("div", { className: "actions" });
-  actions.append(parts.attach, parts.file, clear, keys, parts.stop, parts.send);
+  actions.append(parts.attach, parts.file, parts.microphone, clear, keys, parts.stop, parts.send);
   form.append(parts.files, prompt, actions);
   const write = made("div", { part: "write", className: "write" });
   const below = made("div", {});
@@ -102,7 +103,9 @@ const ICONS = {
   attach: "M20 11l-8.5 8.5a5 5 0 0 1-7-7L13 4a3.5 3.5 0 0 1 5 5l-8.5 8.5a2 2 0 0 1-3-3L14 7",
   copy: "M9 9h11v11H9zM5 15H4V4h11v1",
   edit: "M4 20h4L19 9l-4-4L4 16zM13 7l4 4",
+  microphone: "M12 3a3 3 0 0 1 3 3v5a3 3 0 0 1-6 0V6a3 3 0 0 1 3-3zM6 11a6 6 0 0 0 12 0M12 17v4M9 21h6",
   remove: "M6 6l12 12M18 6L6 18",
+  speak: "M4 9v6h4l5 4V5L8 9zM16 9a4 4 0 0 1 0 6M18.5 6.5a8 8 0 0 1 0 11",
 };
 
 /** A new button that shows an icon, with its name for those who point at it or hear it. */

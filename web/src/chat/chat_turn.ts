@@ -11,6 +11,8 @@ export type TurnPlace = "answer" | "below" | "actions";
 
 /** The element's part in a turn. */
 export interface TurnActions {
+  /** Read the answer of a turn aloud. */
+  read: (turn: ChatTurn) => void;
   /** Send a text in place of what a turn asked. */
   send: (turn: ChatTurn, text: string) => void;
   /** Show a turn in place of this one. */
@@ -30,6 +32,7 @@ export class ChatTurn {
   private readonly words: AnswerText;
   private readonly about = made("p", { part: "note", className: "about" });
   private readonly versions = made("span", { part: "versions", className: "versions", hidden: true });
+  private readonly reader = iconButton("speak", "Read aloud", () => this.actions.read(this));
   private readonly echo = made("span", { part: "message user", className: "echo" });
   /** The field in place of what was asked, while it is edited. */
   private editor: HTMLFormElement | null = null;
@@ -67,6 +70,7 @@ export class ChatTurn {
     row.append(
       copy,
       iconButton("edit", "Edit", () => this.edit()),
+      this.reader,
       iconButton("again", "Answer again", () => actions.send(this, asked)),
       made("slot", { name: `actions-${this.number}` }),
       this.versions,
@@ -138,6 +142,7 @@ export class ChatTurn {
 
   /** For the element: show Markdown as such, unless the answer continues a text or the element is `plain`. */
   chooseForm(): void {
+    this.reader.hidden = !this.host.hasAttribute("voice");
     this.words.form = this.continuing ? "source" : this.host.hasAttribute("plain") ? "plain" : "markdown";
     this.text.classList.toggle("markdown", this.words.form === "markdown");
   }
