@@ -9,11 +9,14 @@ given, answers the page's examples: on the GPU with `--adapter hardware`, else o
 from __future__ import annotations
 
 import argparse
+import io
 import re
 import sys
+import time
 from pathlib import Path
 from typing import Literal
 
+from PIL import Image
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 HERE = Path(__file__).parent
@@ -31,6 +34,10 @@ from capstan_host.site_server import serving  # noqa: E402
 SETTINGS = {"software": "#device=wasm", "hardware": ""}
 WAIT_MS = 600_000
 MASKED = 'viewBox="0 0 48 48" style="background: #1f5fa5; padding: 10%; box-sizing: border-box"'
+FILM = (800, 420)
+"""Pixels of the film."""
+FRAME_MS = 150
+MOST_FRAMES = 200
 RACED = re.compile("^(All picked the same ids|Ids differ|The race ended)")
 
 
@@ -58,6 +65,30 @@ class Photographer:
 
     def take(self, page: Page, name: str) -> None:
         page.screenshot(path=self._folder / f"{name}.png")
+
+    def film(self, page: Page, name: str, question: str) -> None:
+        """A question is typed, sent and answered in the warm page; FRAME_MS a picture, as long as it takes."""
+        page.click("#clear")
+        frames: list[Image.Image] = []
+
+        def shoot(wait: int = FRAME_MS) -> None:
+            begun = time.monotonic()
+            frames.append(Image.open(io.BytesIO(page.screenshot())).convert("RGB").resize(FILM))
+            page.wait_for_timeout(max(0.0, wait - 1000 * (time.monotonic() - begun)))
+
+        for letter in range(0, len(question), 3):
+            page.fill("#prompt", question[: letter + 3])
+            shoot()
+        page.keyboard.press("Enter")
+        # The page is busy from the next frame on.
+        for _ in range(MOST_FRAMES):
+            shoot()
+            if page.inner_text("#status") == "Done":
+                break
+        durations = [FRAME_MS] * len(frames) + [3000]
+        frames.append(frames[-1])
+        place = self._folder / f"{name}.webp"
+        frames[0].save(place, save_all=True, append_images=frames[1:], duration=durations, loop=0, quality=60, method=4)
 
 
 def make_icons(browser: Browser) -> None:
@@ -90,6 +121,7 @@ def main() -> None:
         camera.take(wide, "demo")
         wide.set_viewport_size({"width": 1200, "height": 630})
         wide.screenshot(path=ICONS / "preview.png")
+        camera.film(wide, "demo-answers", "Give me three tips for a good night's sleep.")
         camera.take(camera.opened("dark", 390, 760), "demo-phone")
         if args.adapter == "hardware":
             wide.click("#drawer-open")

@@ -177,8 +177,10 @@ class Demo:
         usual = self.page.viewport_size
         assert usual is not None
         self.page.set_viewport_size({"width": width, "height": height})
-        yield
-        self.page.set_viewport_size(usual)
+        try:
+            yield
+        finally:
+            self.page.set_viewport_size(usual)
 
     def wait(self, name: str, text: str) -> None:
         expect(self.page.locator("#" + name)).to_have_text(re.compile(text), timeout=RUN_MS)

@@ -123,6 +123,12 @@ theme.addEventListener("change", () => {
 });
 share.addEventListener("click", () => void copyLink());
 watchSides();
+// On a phone the header has no room for them.
+for (const button of document.querySelectorAll<HTMLButtonElement>("[data-for]"))
+  button.addEventListener("click", () => {
+    optionsSide.hide();
+    element(button.dataset["for"]!, HTMLButtonElement).click();
+  });
 addEventListener("hashchange", takeAddress);
 watchSettings(chosen);
 watchPicking((files) => void chat.attach(files));

@@ -133,7 +133,7 @@ class Loaded<Model extends { close(): void }> {
     private readonly load: (model: string, options: Loading & Pick<LoadOptions, "hub" | "assetsUrl">) => Promise<Model>,
   ) {}
 
-  /** The model; its load is shown. Rejects as the load does. */
+  /** The model, whose load is shown. Rejects with the error of the load. */
   async get(signal: AbortSignal): Promise<Model> {
     const { chat } = this;
     const name = chat.getAttribute(this.attribute) ?? "";
