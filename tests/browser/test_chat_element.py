@@ -271,7 +271,7 @@ def held(page: Page) -> Iterator[list[Route]]:
     """Requests for a model's configuration, which wait for the test."""
     found: list[Route] = []
     address = "**/models/nano-llama/genai_config.json"
-    page.route(address, found.append)
+    page.route(address, lambda route: found.append(route))
     page.evaluate(OPEN, {"model": "models/nano-llama/", "run-options": GREEDY})
     page.evaluate(PUT)
     expect(page.locator("#other #status")).to_have_text("Loading the model")
