@@ -34,7 +34,7 @@ export function build(root: ShadowRoot) {
     files: made("div", { id: "files", part: "files", className: "files", hidden: true }),
     attach: iconButton("attach", "Attach files", () => {}),
     microphone: iconButton("microphone", "Speak", () => {}),
-    file: made("input", { type: "file", multiple: true, hidden: true, ariaLabel: "Files of the message" }),
+    file: made("input", { id: "file", type: "file", multiple: true, hidden: true, ariaLabel: "Files of the message" }),
     retry: made("button", { id: "retry", part: "button retry", type: "button", textContent: "Try again" }),
     stop: made("button", { id: "stop", part: "button stop", type: "button", textContent: "Stop", hidden: true }),
     send: made("button", { id: "run", part: "button send", className: "primary", textContent: "Send" }),
