@@ -55,14 +55,11 @@ export function formulas(found: (formula: Formula) => void): TokenizerAndRendere
   ];
 }
 
-/** The nodes of a formula, or its source before KaTeX is loaded; `again` is called after that. */
+/** The nodes of a formula, or its source if KaTeX cannot read it; `again` is called once KaTeX is loaded. */
 export function formulaNodes({ tex, display, raw }: Formula, again: () => void): Node {
-  if (katex)
-    return DOMPurify.sanitize(katex.mathMl(tex, display), {
-      RETURN_DOM_FRAGMENT: true,
-      USE_PROFILES: { mathMl: true },
-    });
-  void (loading ??= load()).then(() => katex && again());
+  const made = katex?.mathMl(tex, display);
+  if (made) return DOMPurify.sanitize(made, { RETURN_DOM_FRAGMENT: true, USE_PROFILES: { mathMl: true } });
+  if (!katex) void (loading ??= load()).then(() => katex && again());
   return new Text(raw);
 }
 
