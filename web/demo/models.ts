@@ -139,9 +139,9 @@ async function showLacks(): Promise<void> {
   }
 }
 
-function knownTitle({ name, bytes: size, parameters, licence }: KnownModel): string {
+function knownTitle({ name, dtype, bytes: size, parameters, licence }: KnownModel): string {
   const count = `${(parameters / 1e6).toFixed(0)} M parameters`;
-  return [name, count, ...(size ? [bytes(size)] : []), licence].join(", ");
+  return [name, ...(dtype ? [dtype] : []), count, ...(size ? [bytes(size)] : []), licence].join(", ");
 }
 
 function knownNote(model: KnownModel): string {
