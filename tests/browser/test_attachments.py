@@ -147,7 +147,7 @@ def test_files_are_pasted_and_dropped_and_stay_if_nothing_comes_and_over_a_reloa
 
 REFUSED = {
     "movie.mp4": ("video/mp4", b"x", "movie.mp4 is video/mp4; give a picture, a PDF, or a file of text or code"),
-    "a.bin": ("", b"x", "a.bin is of an unknown type"),
+    "a.bin": ("", b"x", "a.bin is application/octet-stream"),
     "zeros.txt": ("text/plain", b"a\0b", "zeros.txt cannot be read: it is no text"),
     "long.txt": ("text/plain", b"x" * 200_001, "long.txt has 200001 characters; a message takes 200000 of a file"),
     "scan.pdf": ("application/pdf", pdf_file(""), "scan.pdf cannot be read: it has pictures of pages and no text"),

@@ -83,6 +83,8 @@ def test_a_reload_during_an_answer_continues_the_conversation(context: BrowserCo
     page.evaluate(ANSWER)
     for text in ("now", "wait"):
         say(page, text)
+    # An answer that grows is stored every second and a half.
+    page.wait_for_timeout(2000)
     page.reload()
     expect(asked(page)).to_have_text(["now", "wait"])
     expect(page.locator("#turns .about").last).to_have_text("broken off when the page was left")
