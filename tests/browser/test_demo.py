@@ -592,7 +592,7 @@ def test_an_answer_is_held_to_a_schema_and_a_wrong_one_is_pointed_out(demo: Demo
     demo.set(schema="{", prompt="def fibonacci(n):")
     demo.page.click("#run")
     expect(demo.page.locator("#schema")).to_have_attribute("aria-invalid", "true", timeout=RUN_MS)
-    assert demo.text("error-code") == "GuidanceError"
+    expect(demo.page.locator("#error-code")).to_have_text("GuidanceError")
     demo.set(schema="")
 
 

@@ -209,7 +209,7 @@ def test_a_processor_in_python_edits_logits_and_is_changed_while_an_answer_strea
     demo.page.fill("#processor", "1 / 0\n" + ONLY.format(token=3))
     demo.page.click("#run")
     demo.wait("error-message", "^ZeroDivisionError: division by zero$")
-    assert demo.text("error-code") == "ProcessorError"
+    expect(demo.page.locator("#error-code")).to_have_text("ProcessorError")
     demo.set(processor="")
     demo.send()
 

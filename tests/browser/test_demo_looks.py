@@ -132,7 +132,7 @@ def test_the_page_opens_with_the_first_model_and_tells_what_it_is(
             expect(page.locator("#notice")).to_be_hidden()
         expect(page.locator("#device")).to_have_text("wasm" if "software" in page.inner_text("#adapter") else "webgpu")
         expect(page.locator("#folder")).to_be_hidden()
-        page.get_by_text("Another model").click()
+        page.get_by_text("Another model", exact=True).click()
         page.fill("#folder", "models/other.gguf")
         page.press("#folder", "Tab")
         expect(page.locator("#chosen")).to_have_text("other.gguf")
@@ -326,7 +326,7 @@ def test_the_keyboard_alone_leads_from_the_load_to_an_answer(browser: Browser, s
     expect(page.locator("#status")).to_have_text("Done", timeout=BOOT_MS)
     expect(page.locator("#tokens")).to_have_text("4")
     page.keyboard.press("Shift+Tab")
-    expect(page.get_by_role("button", name="Copy", exact=True)).to_be_focused()
+    expect(page.get_by_role("button", name="Continue")).to_be_focused()
     page.close()
 
 
