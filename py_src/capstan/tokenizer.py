@@ -19,6 +19,7 @@ from .errors import CapstanError, ConfigError, OptionError
 from .model_files.config_section import parse_object
 from .text.answer_formats import AnswerFormat, answer_format
 from .text.chat_prompts import ChatTemplates, templates_of_files
+from .text.literal_text import ANCHOR, ControlTokens, LiteralEncoder, Prompt, without_control_tokens
 from .text.messages import Message, read_messages, read_tools
 from .text.stream import TextStream
 from .text.tokenizer_limits import require_bounded
@@ -120,6 +121,11 @@ class Tokenizer:
                 f"tokenizer.json: its {kind} tokenizer cannot be built ({error}); copy the file again"
             ) from error
         self._backend: TokenizerBackend = backend
+        self._make_backend = make_backend
+        self._config = as_text(tokenizer_config_json or "{}")
+        self._kept_control: list[ControlTokens] = []
+        self._kept_literal: list[LiteralEncoder] = []
+        """Made when they are needed first; copies share them."""
         self._add_special_tokens = False
         self._skip_special_tokens = True
         self._beginning: tuple[int, ...] | None = None
@@ -170,8 +176,33 @@ class Tokenizer:
         if any("\ud800" <= character <= "\udfff" for character in text):
             raise OptionError("text: it has half of a pair of surrogates, which is invalid; replace it")
         self._limits.require(text)
+        if isinstance(text, Prompt):
+            with tokenizer_errors("a message with control tokens cannot be encoded"):
+                ids = self._literal.encode(text)
+            return [*self.beginning, *ids] if self._add_special_tokens else ids
         with tokenizer_errors("the text cannot be encoded"):
             return self._backend.encode(text, self._add_special_tokens)
+
+    @property
+    def _control(self) -> ControlTokens:
+        if not self._kept_control:
+            added, template = self._content.get("added_tokens") or (), self._templates.texts
+            unknown = self._content["model"].get("unk_token")
+            self._kept_control.append(ControlTokens(added, template, self.answer_format.marks, unknown))
+        return self._kept_control[0]
+
+    @property
+    def _literal(self) -> LiteralEncoder:
+        if not self._kept_literal:
+            content = without_control_tokens(self._content, self._control)
+            backend: TokenizerBackend = self._make_backend(content, self._config)
+
+            def plain(text: str) -> list[int]:
+                return backend.encode(ANCHOR + text, False)[1:]
+
+            encoder = LiteralEncoder(self._control, lambda text: self._backend.encode(text, False), plain)
+            self._kept_literal.append(encoder)
+        return self._kept_literal[0]
 
     @property
     def beginning(self) -> tuple[int, ...]:
@@ -236,6 +267,7 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         template_str: str | None = None,
         thinking: bool | None = None,
+        split_special_tokens: bool = True,
         **variables: Any,
     ) -> str:
         """The prompt for a conversation: `messages` is a list of {"role", "content"}, or that as JSON; keys whose value
@@ -243,13 +275,19 @@ class Tokenizer:
         `get_chat_template`. `thinking` is whether the model reasons before it answers; None leaves that to the
         template, whose other `variables` (reasoning_effort) are further arguments.
 
+        Control tokens in the texts of messages have no effect: `encode` splits them into tokens of text. Only those of
+        system messages and the marks of calls and reasoning in the model's own messages are kept.
+        `split_special_tokens=False` keeps all of them, so that a user's text can end its message.
+
         Raises ConfigError if the model has no chat template and none is given, or it cannot be rendered; OptionError
         for messages of another form, and for `thinking` and variables that the template does not know.
         """
         given = None if tools is None or tools == "" else read_tools("tools", tools)
         template = self._templates.choose(template_str, given)
         described, form = read_messages("messages", messages), self.answer_format
-        return self._templates.render(template, described, form, given, add_generation_prompt, thinking, variables)
+        marked, mark = self._control.marked(described) if split_special_tokens else (described, None)
+        text = self._templates.render(template, marked, form, given, add_generation_prompt, thinking, variables)
+        return text if mark is None else Prompt.of(text, mark)
 
     def create_stream(self) -> TokenizerStream:
         """A decoder for ids that arrive one at a time."""

@@ -277,6 +277,16 @@ def test_sets_of_onigurumas_split_alike_or_are_refused(make: Make) -> None:
             split_by(expression, make)
 
 
+class Host:
+    """The host of a model, which outlives it."""
+
+    made = 0
+
+    def tokenizer_backend(self, tokenizer_json: str, tokenizer_config_json: str) -> LocalBackend:
+        self.made += 1
+        return LocalBackend(tokenizer_json, tokenizer_config_json)
+
+
 class Source:
     """A model, as far as its tokenizer needs one, which counts what it makes."""
 
@@ -284,15 +294,11 @@ class Source:
         self.tokenizer_files = {
             name: (folder / name).read_text() for name in ("tokenizer.json", "tokenizer_config.json")
         }
-        self.made = 0
+        self.host = Host()
 
     @property
-    def host(self) -> Source:
-        return self
-
-    def tokenizer_backend(self, tokenizer_json: str, tokenizer_config_json: str) -> LocalBackend:
-        self.made += 1
-        return LocalBackend(tokenizer_json, tokenizer_config_json)
+    def made(self) -> int:
+        return self.host.made
 
 
 def test_the_files_of_a_model_are_read_once_for_all_its_tokenizers() -> None:

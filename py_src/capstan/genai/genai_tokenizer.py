@@ -8,6 +8,7 @@ from typing import Any
 from .. import tokenizer as capstan_tokenizer
 from ..errors import ConfigError, OptionError
 from ..loading.opening import read_configuration
+from ..text.literal_text import Prompt
 from .changed_config import Config
 from .chat_tools import double_quoted, messages_with_tools, tools_for
 from .genai_model import Model
@@ -113,7 +114,9 @@ class Tokenizer:
         prompt = self._tokenizer.apply_chat_template(
             given, tools_for(template, tools), add_generation_prompt, template_str
         )
-        return double_quoted(prompt) if quoted else prompt
+        if not quoted:
+            return prompt
+        return prompt.changed(double_quoted) if isinstance(prompt, Prompt) else double_quoted(prompt)
 
     def create_stream(self) -> TokenizerStream:
         """A decoder for ids that arrive one at a time."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..device.prefix_cache import Content
 from ..errors import UnsupportedModelError
+from ..text.literal_text import Prompt
 from ..text.messages import without_pictures
 
 if TYPE_CHECKING:
@@ -70,6 +71,11 @@ class ChatPrompts:
 
             self._seen = PicturePrompts(self._model)
         pictures = self._seen.prepared(given)
-        ids = self.tokenizer.encode(self._seen.expanded(text, [each.place for each in pictures]))
+        seen, places = self._seen, [each.place for each in pictures]
+
+        def expanded(part: str) -> str:
+            return seen.expanded(part, places)
+
+        ids = self.tokenizer.encode(text.changed(expanded) if isinstance(text, Prompt) else expanded(text))
         features = tuple(each.features for each in pictures)
         return ChatPrompt(text, ids, features, self._seen.contents(ids, pictures))

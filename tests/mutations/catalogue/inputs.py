@@ -332,4 +332,20 @@ INPUTS = (
         "below 5.5 the integer 5 is excluded, too",
         unit("guidance_matching::test_schemas_allow_what_fits_them"),
     ),
+    Mutation(
+        "literal_text.effective",
+        "py_src/capstan/text/literal_text.py",
+        'ids += self._literal(text.rstrip() if after.get("lstrip") else text)',
+        'ids += self._encode(text.rstrip() if after.get("lstrip") else text)',
+        "a control token in a user's text has its effect",
+        unit("literal_text::test_no_mark_of_a_family_has_an_effect_in_a_users_text"),
+    ),
+    Mutation(
+        "literal_text.own",
+        "py_src/capstan/text/literal_text.py",
+        'return self._others if role == "assistant" else self._all',
+        "return self._all",
+        "the model's own reasoning becomes text",
+        unit("literal_text::test_a_mark_of_the_models_own_answer_and_of_a_system_message_keeps_its_effect"),
+    ),
 )
