@@ -128,13 +128,27 @@ async function fetched(address: string, where: string, signal: AbortSignal): Pro
   const name = address.startsWith("data:") ? "its data: address" : address.slice(0, 200);
   let blob: Blob;
   try {
-    const answer = await fetch(address, { signal });
-    if (!answer.ok) throw new Error(`the server answered ${answer.status}`);
-    blob = await answer.blob();
+    blob = address.startsWith("data:") ? inAddress(address) : await answerOf(address, signal);
   } catch (error) {
     throw pictureError(`${where}: ${name} cannot be read (${told(error)}); correct it, or give the file itself`);
   }
   return contentOf(blob, where);
+}
+
+async function answerOf(address: string, signal: AbortSignal): Promise<Blob> {
+  const answer = await fetch(address, { signal });
+  if (!answer.ok) throw new Error(`the server answered ${answer.status}`);
+  return answer.blob();
+}
+
+/** The content of a `data:` address, without a request: a page's policy may forbid one. */
+function inAddress(address: string): Blob {
+  const comma = address.indexOf(",");
+  if (comma < 0) throw new Error("it has no comma");
+  const byte = (_: string, hex: string): string => String.fromCharCode(parseInt(hex, 16));
+  const content = address.slice(comma + 1).replace(/%([0-9a-f]{2})/gi, byte);
+  const letters = /;base64$/i.test(address.slice(0, comma)) ? atob(content) : content;
+  return new Blob([Uint8Array.from(letters, (letter) => letter.charCodeAt(0))]);
 }
 
 async function contentOf(blob: Blob, where: string): Promise<PictureData> {
