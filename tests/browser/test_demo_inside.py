@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Browser, expect
 
 from capstan_host.site_server import SiteServer
 from tests import oracle
@@ -260,3 +260,17 @@ def test_a_race_runs_each_way_in_turn_and_compares_the_ids(demo: Demo) -> None:
     demo.page.keyboard.press("Escape")
     expect(demo.page.locator("#race")).to_be_hidden()
     demo.send()
+
+
+def test_a_race_leaves_out_those_that_the_browser_cannot_run_and_says_why(browser: Browser, site: SiteServer) -> None:
+    page = browser.new_page()
+    page.add_init_script("Object.defineProperty(navigator, 'gpu', { value: undefined })")
+    page.goto(site.url)
+    expect(page.locator("#adapter")).to_contain_text("none")
+    expect(page.locator("#race-hero")).to_be_hidden()
+    page.click("#race-open")
+    expect(page.locator(".lane")).to_have_count(1)
+    expect(page.locator("#race-left")).to_contain_text(
+        "no WebGPU: Capstan's tape, onnxruntime-web"
+    )
+    page.close()

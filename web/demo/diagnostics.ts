@@ -61,6 +61,8 @@ export async function findAdapter(): Promise<void> {
   } else {
     say("adapter", "none: this browser offers no WebGPU adapter");
   }
+  // Without WebGPU only one way to compute is left.
+  element("race-hero", HTMLButtonElement).hidden = !adapter;
   forecast();
 }
 
@@ -79,6 +81,11 @@ function nameByWebGL(): string {
 /** The adapter in words, as far as the browser tells. */
 export function adapterInWords(): string {
   return adapter ? `${adapterName} (${sort()})` : "no WebGPU adapter";
+}
+
+/** Whether this browser offers WebGPU, also by software. */
+export function hasWebgpu(): boolean {
+  return adapter !== null;
 }
 
 /** Whether the CPU does the work of a GPU, or there is none. */

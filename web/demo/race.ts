@@ -2,7 +2,7 @@
 
 import { CapstanError, type CapstanEvent, type GenerateRequest, type Request } from "capstan-webgpu";
 import { asFile, draw, inWords, type RaceResult } from "./card";
-import { adapterInWords, lacksGpu, type Result } from "./diagnostics";
+import { adapterInWords, hasWebgpu, lacksGpu, type Result } from "./diagnostics";
 import { button, element, say, told } from "./elements";
 import type { Engine } from "./engine";
 import { Lane, type Runner } from "./lane";
@@ -58,7 +58,8 @@ export class Race {
     this.show(null);
     for (const id of ["race-open", "race-hero"])
       element(id, HTMLButtonElement).addEventListener("click", () => {
-        element("race-slow", HTMLElement).hidden = !lacksGpu();
+        element("race-slow", HTMLElement).hidden = !lacksGpu() || !hasWebgpu();
+        this.show(null);
         this.dialog.showModal();
       });
     this.dialog.addEventListener("close", () => {
@@ -72,7 +73,10 @@ export class Race {
 
   /** Show those who can run this model, and return their lanes. */
   private show(model: Chosen | null): Lane[] {
-    const there = this.lanes.filter(({ runner }) => !runner.elsewhere || Boolean(model?.transformersJs?.length));
+    const offered = this.lanes.filter(({ runner }) => !runner.elsewhere || Boolean(model?.transformersJs?.length));
+    const there = offered.filter(({ runner: { device } }) => device !== "webgpu" || hasWebgpu());
+    const left = offered.filter((lane) => !there.includes(lane)).map(({ runner: { name } }) => name);
+    say("race-left", left.length ? `Left out, as this browser offers no WebGPU: ${left.join(", ")}.` : "");
     element("lanes", HTMLElement).replaceChildren(...there.map((lane) => lane.element));
     return there;
   }
@@ -98,7 +102,7 @@ export class Race {
         lane.element.ariaCurrent = null;
         this.compare(finishes);
       }
-      say("race-note", this.stopped ? "Stopped." : this.verdict(finishes));
+      say("race-note", this.stopped ? "Stopped." : this.verdict(lanes, finishes));
       this.ran = lanes;
       if (!this.stopped) this.showResult(this.resultOf(lanes, finishes, model.name));
     } catch (error) {
@@ -197,12 +201,13 @@ export class Race {
   }
 
   /** Whether all picked the same ids, and how much faster the first was than the best of the others. */
-  private verdict(finishes: (Finish | null)[]): string {
+  private verdict(lanes: readonly Lane[], finishes: (Finish | null)[]): string {
     const reference = finishes[REFERENCE];
-    if (!reference) return "The tape could not run here.";
+    if (!reference) return `${lanes[REFERENCE]!.runner.name} could not run here.`;
+    if (lanes.length === 1) return "No other can run here.";
     const differing = finishes.flatMap((finish, index) => {
       const at = finish ? firstDifference(finish, reference) : -1;
-      return at < 0 ? [] : [`${this.lanes[index]!.runner.name} from token ${at + 1} on`];
+      return at < 0 ? [] : [`${lanes[index]!.runner.name} from token ${at + 1} on`];
     });
     const agree = differing.length ? `Ids differ: ${differing.join(", ")}.` : "All picked the same ids.";
     const times = timesOf(finishes);
