@@ -12,7 +12,8 @@ from .dist import npm_package
 
 __all__ = ["GROUP", "add_arguments", "check", "run"]
 
-GROUP = "run"
+GROUP = "dev"
+"""The npm package has the notices of onnxruntime's wheel."""
 TARGET = BUILD / "package"
 
 

@@ -182,5 +182,5 @@ def test_a_picture_is_asked_about_and_models_that_do_not_see_say_so(page: Page, 
     expect(page.get_by_role("button", name="Choose another model")).to_be_visible()
     model.select_option(value=f"{url}models/nano-llama/")
     page.get_by_role("button", name="Try again").click()
-    expect(page.locator("#error-message")).to_contain_text("this model continues a text", timeout=BOOT_MS)
+    expect(page.locator("#error-message")).to_contain_text("This model continues a text", timeout=BOOT_MS)
     assert waiting(page) == ["checks.png"]

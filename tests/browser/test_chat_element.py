@@ -121,7 +121,7 @@ def test_a_failure_before_the_first_word_changes_nothing_and_a_later_one_keeps_t
     page, field, alert = answered, answered.locator("#other #prompt"), answered.locator("#other").get_by_role("alert")
     say(page, "one")
     say(page, "fail")
-    expect(alert).to_contain_text("nothing came")
+    expect(alert).to_contain_text("Nothing came")
     expect(field).to_have_value("fail")
     assert echoes(page) == ["one"]
     page.locator("#other #prompt").fill("")

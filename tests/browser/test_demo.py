@@ -184,7 +184,7 @@ def test_a_stop_string_ends_a_run_before_it(demo: Demo) -> None:
         ("run-ahead", "65", "run_ahead is 65; it must be from 1 to 64"),
         ("max-new-tokens", "0", "max_new_tokens is 0; it must be at least 1"),
         ("top-k", "1.5", "top_k is 1.5; it must be a whole number"),
-        ("prompt", "", "the prompt is empty"),
+        ("prompt", "", "The prompt is empty"),
     ],
 )
 def test_a_bad_value_is_explained_at_its_field_and_the_next_run_works(

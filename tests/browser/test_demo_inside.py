@@ -270,7 +270,5 @@ def test_a_race_leaves_out_those_that_the_browser_cannot_run_and_says_why(browse
     expect(page.locator("#race-hero")).to_be_hidden()
     page.click("#race-open")
     expect(page.locator(".lane")).to_have_count(1)
-    expect(page.locator("#race-left")).to_contain_text(
-        "no WebGPU: Capstan's tape, onnxruntime-web"
-    )
+    expect(page.locator("#race-left")).to_contain_text("no WebGPU: Capstan's tape, onnxruntime-web")
     page.close()

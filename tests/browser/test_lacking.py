@@ -143,7 +143,7 @@ def test_what_is_lacking_is_told_with_what_to_do(lack: str, variants: Variants, 
     page.fill("#max-new-tokens", "2" if told.helps else "2000000")
     page.fill("#prompt", "def fibonacci(n):")
     page.click("#run")
-    message = re.compile(f"^{re.escape(told.what)}.*{told.remedy}$")
+    message = re.compile(f"^{re.escape(told.what)}.*{told.remedy}$", re.IGNORECASE)
     expect(page.locator("#error-code")).to_have_text(told.code, timeout=BOOT_MS)
     expect(page.locator("#error-message")).to_have_text(message)
     typed, code, said, traceback = page.evaluate(LOAD, f"/models/{model}/")

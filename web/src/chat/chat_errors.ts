@@ -20,7 +20,7 @@ const HEADINGS: Partial<Record<CapstanErrorCode, string>> = {
   PromptError: "This cannot be sent",
   StartError: "Capstan did not start",
   StorageError: "The browser's storage failed",
-  UnsupportedModelError: "This model cannot run here",
+  UnsupportedModelError: "This model cannot do that",
   UncomputedError: "This model cannot run here",
   VersionError: "The versions do not fit",
   WeightsChangedError: "The model's files have changed",
@@ -40,7 +40,7 @@ export function showFailure(parts: Parts, error: unknown): CapstanError | null {
   const told = asCapstanError(error);
   heading.textContent = headingOf(told.code);
   code.textContent = told.code;
-  message.textContent = told.message || "no message was given";
+  message.textContent = sentence(told.message || "no message was given", told.code);
   traceback.textContent = told.traceback;
   traceback.parentElement!.hidden = !told.traceback;
   if (told.code === "PromptError") {
@@ -48,6 +48,12 @@ export function showFailure(parts: Parts, error: unknown): CapstanError | null {
     prompt.focus();
   }
   return told;
+}
+
+/** A message as a sentence; one of an option begins with its name. */
+function sentence(message: string, code: CapstanErrorCode): string {
+  if (code === "OptionError" || !/^[a-z]+ /.test(message)) return message;
+  return message.charAt(0).toUpperCase() + message.slice(1);
 }
 
 function asCapstanError(error: unknown): CapstanError {
