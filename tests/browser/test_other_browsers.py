@@ -159,7 +159,7 @@ class TestWebKit:
     def test_webgpu_is_refused_with_what_to_do(self, harness: Harness) -> None:
         error = harness.error("nano-llama", prompt_ids=PROMPT, max_new_tokens=4)
         assert error.type == "DeviceUnavailableError"
-        assert "device='wasm'" in error.message
+        assert 'use the device "auto" or "wasm"' in error.message
 
     def test_a_script_awaits_and_is_told_where_it_would_have_to_wait(self, harness: Harness) -> None:
         told_to_await(harness, "wasm")

@@ -9,7 +9,7 @@ import { madeUpRun } from "./made_up_run.mjs";
 async function said(canChat, finishReason, contextFull = false) {
   const run = () => madeUpRun(["Yes"], { finishReason, contextFull });
   const llm = { stats: () => ({ canChat }), complete: run, session: () => ({ send: run, messages: [] }) };
-  const turn = { asked: "Well?", append() {} };
+  const turn = { asked: "Well?", content: "Well?", attached: [], append() {} };
   let status;
   const chat = {
     ...{ messages: [{ role: "user", content: "Well?" }], turns: [turn] },
