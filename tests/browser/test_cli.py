@@ -214,6 +214,16 @@ def test_an_uncaught_exception_shows_the_scripts_own_traceback(tmp_path: Path) -
     assert "line 2, in f" in done.stderr
 
 
+@pytest.mark.extended
+def test_a_script_that_opens_what_was_not_given_is_told_what_it_sees(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import onnxruntime_genai as og\nog.Model('elsewhere/model')\n")
+    done = build_py("exec", str(script), "--model", str(NANO))
+    assert done.returncode == 1
+    told = "a script sees only the models and files that --model and --file name; name the missing one, too"
+    assert done.stderr.splitlines()[-1] == told
+
+
 def test_a_browser_that_is_missing_is_one_line(tmp_path: Path) -> None:
     done = build_py("run", "x", "--model", str(NANO), CAPSTAN_BROWSER=str(tmp_path / "chrome"))
     assert done.returncode == 2

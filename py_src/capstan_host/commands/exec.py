@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from ..command_errors import CommandError, raise_remote
 from ..model_arguments import add_hub_arguments, add_options, check_script_model, model_url, mounts, repository
-from ..terminal import Event, Progress
+from ..terminal import Event, Progress, say
 
 __all__ = ["GROUP", "add_arguments", "check", "run"]
 
@@ -110,9 +110,12 @@ async def execute(args: argparse.Namespace) -> int:
     from ..site_server import serving
 
     progress = Progress()
+    lacked = False
 
     def show(event: Event) -> None:
+        nonlocal lacked
         if event["kind"] in ("stdout", "stderr"):
+            lacked = lacked or "(HTTP 404)" in event["text"]
             progress.clear()
             stream = sys.stdout if event["kind"] == "stdout" else sys.stderr
             stream.write(event["text"])
@@ -139,4 +142,6 @@ async def execute(args: argparse.Namespace) -> int:
     if not reply["ok"]:
         raise_remote(reply["error"])
     status: int = reply["result"]["status"]
+    if status and lacked:
+        say("a script sees only the models and files that --model and --file name; name the missing one, too")
     return status
