@@ -59,7 +59,7 @@ def notices() -> str:
                 ("highlight.js of the demo page and of the npm package", ("highlight.js",)),
                 ("math.js of the demo page and of the npm package", ("katex",)),
                 ("pdf_text.js of the demo page and of the npm package", ("pdfjs-dist",)),
-                ("demo.js of the demo page", ("idb",)),
+                ("demo.js of the demo page and chat.js of the npm package", ("idb",)),
             )
             for name in names
         ),

@@ -350,3 +350,25 @@ def test_an_answer_that_begins_within_the_reasoning_is_folded_from_its_first_wor
     demo.send()
     expect(page.locator(f"#chat {heading}")).to_contain_text("Reasoning, not finished")
     expect(page.locator("#finish")).to_have_text("the limit")
+
+
+def test_a_conversation_with_a_name_is_there_again_after_a_reload(answered: Page) -> None:
+    page = answered
+    page.evaluate("() => chat.setAttribute('storage', 'mine')")
+    for text in ("one", "two"):
+        say(page, text)
+    page.evaluate("() => chat.remove()")
+    for name, wanted in (("mine", ["one", "two"]), ("other", [])):
+        page.evaluate(OPEN, {"storage": name})
+        page.evaluate(PUT)
+        page.wait_for_timeout(300)
+        page.evaluate(ANSWER)
+        expect(page.locator("#other .echo")).to_have_text(wanted)
+        if name == "mine":
+            page.locator("#other").get_by_role("button", name="New").click()
+        page.evaluate("() => chat.remove()")
+    page.evaluate(OPEN, {"storage": "mine"})
+    page.evaluate(ANSWER)
+    page.evaluate(PUT)
+    page.wait_for_timeout(300)
+    assert echoes(page) == [], "what was cleared does not come back"

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
 
+from buildtools import ROOT
 from capstan_host.site_server import SiteServer
 from tests.browser.demo_page import BOOT_MS
+from tests.browser.test_demo_looks import AXE
 
 SETTINGS = "#model=nano-qwen2&device=wasm&max_new_tokens=4&search=greedy"
 ANSWER = """() => {
@@ -265,8 +267,13 @@ def test_on_a_narrow_page_the_conversations_are_a_drawer(context: BrowserContext
     say(page, "one")
     page.set_viewport_size({"width": 390, "height": 844})
     expect(titles(page)).to_be_hidden()
+    page.evaluate("() => {" + (ROOT / "node_modules/axe-core/axe.min.js").read_text() + "}")
     page.get_by_role("button", name="Chats").click()
     expect(titles(page)).to_have_text(["one"])
+    for theme in ("light", "dark"):
+        page.evaluate("theme => { document.documentElement.dataset.theme = theme; }", theme)
+        page.wait_for_timeout(300)
+        assert page.evaluate(AXE) == []
     page.keyboard.press("Escape")
     expect(titles(page)).to_be_hidden()
     page.get_by_role("button", name="Chats").click()

@@ -8,10 +8,11 @@
 import { type Capstan, CapstanError, type Message } from "capstan-webgpu";
 import type { Attachment } from "./attachments";
 import type { Answer, CapstanChatEvents } from "./chat_events";
-import { showFailure } from "./chat_errors";
+import { showFailure, unstored } from "./chat_errors";
 import { ModelAnswers, modelOf } from "./chat_model";
 import { build, hasMouse, LABEL, type Parts, sends } from "./chat_parts";
 import { ChatLog } from "./chat_log";
+import { ChatStorage } from "./chat_storage";
 import { checkSaved, type SavedConversation } from "./chat_tree";
 import { ChatTurn, type TurnActions } from "./chat_turn";
 import { Wait } from "./chat_wait";
@@ -29,7 +30,7 @@ const Element: typeof HTMLElement = globalThis.HTMLElement ?? class {};
 
 const ATTRIBUTES = [
   ...(["model", "options", "run-options", "system", "placeholder", "label", "plain", "attachments"] as const),
-  ...(["transcriber", "voice"] as const),
+  ...(["transcriber", "voice", "storage"] as const),
 ];
 type Attribute = (typeof ATTRIBUTES)[number];
 const PLACEHOLDER = "Say something";
@@ -53,6 +54,7 @@ export class CapstanChat extends Element {
   private readonly log: ChatLog;
   private readonly files: ComposerFiles;
   private readonly voice: ChatVoice;
+  private readonly storage: ChatStorage;
   /** Ends the loaded model, or the load that is under way. */
   private ending: AbortController | null = null;
   /** The page's function, or the one that calls the model; null without either. */
@@ -80,6 +82,7 @@ export class CapstanChat extends Element {
     });
     this.files = new ComposerFiles(this.parts, this, (error) => this.showError(error));
     this.voice = new ChatVoice(this.parts, this);
+    this.storage = new ChatStorage(this, (error) => this.showError(unstored(error)));
     const { form, prompt, stop, clear, retry } = this.parts;
     form.addEventListener("submit", (event) => {
       event.preventDefault();
@@ -305,6 +308,7 @@ export class CapstanChat extends Element {
     this.name();
     this.files.choose();
     this.voice.choose();
+    void this.storage.choose();
     // Moving an element removes and inserts it.
     if (!this.ending && !this.answers) this.load();
   }
@@ -321,6 +325,7 @@ export class CapstanChat extends Element {
   attributeChangedCallback(name: Attribute, before: string | null, now: string | null): void {
     if (name === "placeholder" || name === "label") this.name();
     else if (name === "attachments") this.files.choose();
+    else if (name === "storage") void this.storage.choose();
     else if (name === "transcriber") this.voice.choose();
     else if (name === "plain" || name === "voice") for (const turn of this.turns) turn.chooseForm();
     else if (name !== "run-options" && this.ending && before !== now) this.load();
@@ -374,7 +379,9 @@ export class CapstanChat extends Element {
     this.ending = this.answers = null;
     this.work.drop();
     this.wait.end();
+    this.storage.leave();
     this.clear();
+    if (this.isConnected) void this.storage.choose();
     this.showError(null);
     this.parts.prompt.disabled = true;
   }

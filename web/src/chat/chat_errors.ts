@@ -50,6 +50,13 @@ export function showFailure(parts: Parts, error: unknown): CapstanError | null {
   return told;
 }
 
+/** The failure of the browser's storage as the user reads it. */
+export function unstored(error: unknown): CapstanError {
+  const { name, message } = error as Error;
+  const why = name === "QuotaExceededError" ? "the browser's storage is full; delete something" : message;
+  return new CapstanError({ type: "StorageError", message: `the conversation is not kept: ${why}` });
+}
+
 /** A message as a sentence; one of an option begins with its name. */
 function sentence(message: string, code: CapstanErrorCode): string {
   if (code === "OptionError" || !/^[a-z]+ /.test(message)) return message;

@@ -34,6 +34,8 @@ export interface CapstanChatAttributes {
   label?: string;
   /** Messages take files: pictures, texts, code and PDF files. */
   attachments?: boolean | "";
+  /** The name under which this browser keeps the conversation over reloads. */
+  storage?: string;
   /** The model that hears questions at the microphone, by its address or id. */
   transcriber?: string;
   /** The model that reads answers aloud, by its address or id. */
