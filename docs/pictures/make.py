@@ -67,7 +67,7 @@ class Photographer:
         page.screenshot(path=self._folder / f"{name}.png")
 
     def film(self, page: Page, name: str, question: str) -> None:
-        """A question is typed, sent and answered in the warm page; FRAME_MS a picture, as long as it takes."""
+        """Film a question that is typed, sent and answered in the warm page, with a picture every FRAME_MS."""
         page.click("#clear")
         frames: list[Image.Image] = []
 

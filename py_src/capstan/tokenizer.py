@@ -125,7 +125,7 @@ class Tokenizer:
         self._config = as_text(tokenizer_config_json or "{}")
         self._kept_control: list[ControlTokens] = []
         self._kept_literal: list[LiteralEncoder] = []
-        """Made when they are needed first; copies share them."""
+        """Both are made when they are first needed. Copies of this tokenizer share them."""
         self._add_special_tokens = False
         self._skip_special_tokens = True
         self._beginning: tuple[int, ...] | None = None

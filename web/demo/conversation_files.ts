@@ -1,8 +1,9 @@
 // Conversations outside this browser: as OpenAI's messages, as Markdown, and in a link.
 
-import { CapstanError, type Message } from "capstan-webgpu";
+import type { Message } from "capstan-webgpu";
 import type { SavedConversation, SavedTurn } from "../src/chat/chat";
 import { type Attachment, contentOf } from "../src/chat/attachments";
+import { refused } from "../src/chat/chat_errors";
 import { checkSaved } from "../src/chat/chat_tree";
 import { splitReasoning } from "../src/chat/reasoning";
 import type { Kept } from "./conversation_store";
@@ -162,8 +163,4 @@ interface PartOfFile {
 
 function isObject(value: unknown): value is Record<string, unknown> {
   return typeof value === "object" && value !== null;
-}
-
-function refused(message: string): CapstanError {
-  return new CapstanError({ type: "OptionError", message });
 }

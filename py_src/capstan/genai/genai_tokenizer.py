@@ -8,7 +8,7 @@ from typing import Any
 from .. import tokenizer as capstan_tokenizer
 from ..errors import ConfigError, OptionError
 from ..loading.opening import read_configuration
-from ..text.literal_text import Prompt
+from ..text.literal_text import changed
 from .changed_config import Config
 from .chat_tools import double_quoted, messages_with_tools, tools_for
 from .genai_model import Model
@@ -114,9 +114,7 @@ class Tokenizer:
         prompt = self._tokenizer.apply_chat_template(
             given, tools_for(template, tools), add_generation_prompt, template_str
         )
-        if not quoted:
-            return prompt
-        return prompt.changed(double_quoted) if isinstance(prompt, Prompt) else double_quoted(prompt)
+        return changed(prompt, double_quoted) if quoted else prompt
 
     def create_stream(self) -> TokenizerStream:
         """A decoder for ids that arrive one at a time."""

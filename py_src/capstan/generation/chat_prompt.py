@@ -6,11 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..device.prefix_cache import Content
 from ..errors import UnsupportedModelError
-from ..text.literal_text import Prompt
+from ..text.literal_text import changed
 from ..text.messages import without_pictures
 
 if TYPE_CHECKING:
@@ -71,11 +72,7 @@ class ChatPrompts:
 
             self._seen = PicturePrompts(self._model)
         pictures = self._seen.prepared(given)
-        seen, places = self._seen, [each.place for each in pictures]
-
-        def expanded(part: str) -> str:
-            return seen.expanded(part, places)
-
-        ids = self.tokenizer.encode(text.changed(expanded) if isinstance(text, Prompt) else expanded(text))
+        expand = partial(self._seen.expanded, places=[each.place for each in pictures])
+        ids = self.tokenizer.encode(changed(text, expand))
         features = tuple(each.features for each in pictures)
         return ChatPrompt(text, ids, features, self._seen.contents(ids, pictures))

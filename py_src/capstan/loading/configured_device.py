@@ -15,7 +15,7 @@ __all__ = ["CONFIGURED", "configured_device", "opened_or_on_cpu"]
 CONFIGURED = "configured"
 """The value of `device` that leaves the choice to the configuration."""
 PROVIDERS_OF_OTHERS = ("cuda", "dml", "nvtensorrtrtx", "openvino", "qnn", "rocm", "ryzenai", "tensorrt", "vitisai")
-"""Providers of the native package that a page lacks."""
+"""The names of providers that the native package has and a page does not."""
 REFUSING = (
     "to get an error instead, load the model with device='webgpu', or name the provider in the script "
     "(og.Config: clear_providers, append_provider('webgpu'))"

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..errors import PromptError
 
-__all__ = ["ANCHOR", "ControlTokens", "LiteralEncoder", "Prompt", "without_control_tokens"]
+__all__ = ["ANCHOR", "ControlTokens", "LiteralEncoder", "Prompt", "changed", "without_control_tokens"]
 
 TRUSTED = ("system", "developer")
 """The roles of messages that the application writes; their control tokens keep their effect."""
@@ -29,7 +29,7 @@ ANCHOR = "\U000f1000anchor\U000f1001"
 
 
 class Prompt(str):
-    """The text of a prompt, with the places of control tokens that are part of a message's text."""
+    """A prompt's text. `places` has the start and the end of each control token that a message's text contains."""
 
     __slots__ = ("places",)
     places: tuple[tuple[int, int], ...]
@@ -54,14 +54,17 @@ class Prompt(str):
         prompt.places = tuple(places)
         return prompt
 
-    def changed(self, change: Callable[[str], str]) -> str:
-        """This prompt after a change of its text, which does not see the tokens in messages."""
-        mark = unused(self)
-        marked, end = "", 0
-        for start, stop in self.places:
-            marked += f"{self[end : start + 1]}{mark[0]}{self[start + 1 : stop]}{mark[1]}"
-            end = stop
-        return Prompt.of(change(marked + self[end:]), mark)
+
+def changed(text: str, change: Callable[[str], str]) -> str:
+    """A text after a change, which does not see the control tokens in a Prompt's messages."""
+    if not isinstance(text, Prompt):
+        return change(text)
+    mark = unused(text)
+    marked, end = "", 0
+    for start, stop in text.places:
+        marked += f"{text[end : start + 1]}{mark[0]}{text[start + 1 : stop]}{mark[1]}"
+        end = stop
+    return Prompt.of(change(marked + text[end:]), mark)
 
 
 class ControlTokens:

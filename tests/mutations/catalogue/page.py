@@ -406,8 +406,8 @@ PAGE = (
     Mutation(
         "chat_tree.checked",
         "web/src/chat/chat_tree.ts",
-        "if (!place) return;\n  const message",
-        "if (place !== null) return;\n  const message",
+        "if (!place) return;\n  throw refused",
+        "if (place !== null) return;\n  throw refused",
         "a damaged conversation is restored",
         browser("chat_element::test_a_damaged_conversation_is_refused_and_the_present_one_stays"),
     ),

@@ -1,6 +1,7 @@
 // Files that go with a message: pictures for a model that sees, and the texts of other files.
 
 import { CapstanError, type ContentPart } from "capstan-webgpu";
+import { refused } from "./chat_errors";
 import { made } from "./chat_parts";
 
 /** A file of a message. It can be stored as JSON. */
@@ -101,8 +102,4 @@ function dataAddress(blob: Blob): Promise<string> {
     reader.onerror = () => reject(reader.error!);
     reader.readAsDataURL(blob);
   });
-}
-
-function refused(message: string): CapstanError {
-  return new CapstanError({ type: "OptionError", message });
 }

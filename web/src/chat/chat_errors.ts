@@ -50,6 +50,11 @@ export function showFailure(parts: Parts, error: unknown): CapstanError | null {
   return told;
 }
 
+/** The refusal of a value that a page or a user gave. */
+export function refused(message: string): CapstanError {
+  return new CapstanError({ type: "OptionError", message });
+}
+
 /** The failure of the browser's storage as the user reads it. */
 export function unstored(error: unknown): CapstanError {
   const { name, message } = error as Error;

@@ -2,7 +2,6 @@
 
 import {
   Capstan,
-  CapstanError,
   type ChatOptions,
   type LoadOptions,
   type LoadProgress,
@@ -10,6 +9,7 @@ import {
   type Run,
   type Session,
 } from "capstan-webgpu";
+import { refused } from "./chat_errors";
 import type { ChatTurn } from "./chat_turn";
 
 /** The element. */
@@ -87,8 +87,4 @@ export function objectIn<T extends object>(element: HTMLElement, name: "options"
   if (typeof found !== "object" || found === null || Array.isArray(found))
     throw refused(`the attribute ${name} of <capstan-chat> is ${JSON.stringify(text)}; it must be an object in JSON`);
   return found;
-}
-
-function refused(message: string): CapstanError {
-  return new CapstanError({ type: "OptionError", message });
 }

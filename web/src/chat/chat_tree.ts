@@ -1,7 +1,7 @@
 // The turns of a conversation as a tree: a question that was edited or asked again stays beside the new one.
 
-import { CapstanError } from "capstan-webgpu";
 import type { Attachment } from "./attachments";
+import { refused } from "./chat_errors";
 import type { ChatTurn } from "./chat_turn";
 
 /** A turn as it is stored. A structured clone and JSON keep it, if they keep the page's `data`. */
@@ -133,6 +133,5 @@ export function checkSaved({ turns, shown }: SavedConversation): void {
   });
   const place = wrong >= 0 ? `turn ${wrong}` : shown !== null && !turns[shown] ? "the last turn that is shown" : "";
   if (!place) return;
-  const message = `the conversation cannot be restored: ${place} is damaged; give what save() returned`;
-  throw new CapstanError({ type: "OptionError", message });
+  throw refused(`the conversation cannot be restored: ${place} is damaged; give what save() returned`);
 }
