@@ -139,8 +139,11 @@ def test_two_tabs_agree_and_two_answers_at_once_are_both_kept(context: BrowserCo
     expect(asked(other)).to_have_text(["one"])
     say(one, "two")
     expect(asked(other)).to_have_text(["one", "two"])
+    soon = one.evaluate("() => Date.now()") + 1000
     for page, text in ((one, "wait here"), (other, "wait there")):
-        page.evaluate("text => void chat.send(text)", text)
+        page.evaluate("([text, time]) => void setTimeout(() => chat.send(text), time - Date.now())", [text, soon])
+    for page, text in ((one, "wait here"), (other, "wait there")):
+        expect(asked(page).last).to_have_text(text)
     for page in (one, other):
         page.evaluate("() => chat.stop()")
         expect(titles(page)).to_have_text(["one", "one"])

@@ -2,7 +2,7 @@
 
 import { button, element, made, say } from "./elements";
 import { messagesOf, textIn } from "./conversation_files";
-import type { Kept } from "./conversation_store";
+import { type Kept, lastFirst } from "./conversation_store";
 
 /** The actions of the list, which the page carries out. */
 export interface ConversationActions {
@@ -29,6 +29,19 @@ export class ConversationList {
   show(kept: Kept[], current: string): void {
     Object.assign(this, { kept, current });
     if (!this.naming) this.draw();
+  }
+
+  /** Show a conversation that is new or changed. */
+  put(kept: Kept, current: string): void {
+    const others = this.kept.filter(({ id }) => id !== kept.id);
+    this.show([kept, ...others].sort(lastFirst), current);
+  }
+
+  remove(id: string): void {
+    this.show(
+      this.kept.filter((kept) => kept.id !== id),
+      this.current,
+    );
   }
 
   private draw(): void {

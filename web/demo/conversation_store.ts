@@ -18,6 +18,11 @@ export interface Kept {
   conversation: SavedConversation;
 }
 
+/** Compares two conversations: the one that changed last is the first. */
+export function lastFirst(one: Kept, other: Kept): number {
+  return other.changed - one.changed;
+}
+
 interface Schema extends DBSchema {
   conversations: { key: string; value: Kept; indexes: { changed: number } };
 }
@@ -44,7 +49,7 @@ export class ConversationStore {
   async all(): Promise<Kept[]> {
     const database = await this.opening;
     const kept = database ? await database.getAllFromIndex(STORE, "changed") : [...this.memory.values()];
-    return kept.sort((one, other) => other.changed - one.changed);
+    return kept.sort(lastFirst);
   }
 
   async get(id: string): Promise<Kept | undefined> {

@@ -1,6 +1,7 @@
 // The conversations of this page: kept while they grow, continued after a reload, equal in all tabs.
 
 import type { CapstanChat } from "../src/chat/chat";
+import { type Change, StoreChanges } from "../src/chat/store_changes";
 import { asJson, asMarkdown, fromJson, fromLink, type Given, linkOf, titleOf } from "./conversation_files";
 import { ConversationList } from "./conversation_list";
 import { ConversationStore, type Kept } from "./conversation_store";
@@ -12,23 +13,28 @@ import { chatsSide } from "./side";
 const TAB = "capstan-conversation";
 /** Milliseconds after a change until the conversation is stored. */
 const CHANGED_MS = 200;
-/** The same for an answer that grows. */
-const GROWING_MS = 1500;
+
+/** The stored version of a conversation that this page knows. */
+interface Place {
+  id: string;
+  /** When it was changed; null if nothing is stored. */
+  known: number | null;
+}
 
 export class Conversations {
   private readonly store = new ConversationStore((id) => void this.changedElsewhere(id));
   private readonly list: ConversationList;
   private readonly note = element("chats-note", HTMLParagraphElement);
-  private id = newId();
+  private place = newPlace();
   private title: string | null = null;
-  /** When the stored version that this page shows was changed; null if none is stored. */
-  private known: number | null = null;
-  /** That version, as JSON. */
-  private stored = "";
-  private saving: Promise<void> = Promise.resolve();
-  private due: ReturnType<typeof setTimeout> | undefined;
+  private readonly changes: StoreChanges;
 
   constructor(private readonly chat: CapstanChat) {
+    this.changes = new StoreChanges(
+      chat,
+      () => this.shown(),
+      (error) => this.tell(troubleOf(error)),
+    );
     this.list = new ConversationList({
       open: (kept) => void this.open(kept.id),
       rename: (kept, title) => void this.rename(kept, title),
@@ -50,12 +56,12 @@ export class Conversations {
       void this.import([...(file.files ?? [])]);
       file.value = "";
     });
-    chat.addEventListener("capstan-turns", () => this.soon(CHANGED_MS));
-    chat.addEventListener("capstan-busy", () => this.save());
+    chat.addEventListener("capstan-turns", () => this.changes.soon(CHANGED_MS));
+    chat.addEventListener("capstan-busy", () => this.changes.store());
     chat.addEventListener("capstan-clear", () => this.leave());
     // The page may be gone before the next timer.
-    document.addEventListener("visibilitychange", () => document.hidden && this.save());
-    addEventListener("pagehide", () => this.save());
+    document.addEventListener("visibilitychange", () => document.hidden && this.changes.store());
+    addEventListener("pagehide", () => this.changes.store());
     addEventListener("hashchange", () => void this.takeLink());
   }
 
@@ -74,7 +80,7 @@ export class Conversations {
 
   /** Begin a new conversation; an answer that is under way is stopped and kept. */
   private begin(): void {
-    this.save();
+    this.changes.store();
     this.leave();
     this.chat.clear();
     this.chat.focus();
@@ -84,17 +90,18 @@ export class Conversations {
 
   /** Let the page show no stored conversation: the next message begins a new one. */
   private leave(): void {
-    Object.assign(this, { id: newId(), title: null, known: null, stored: "" });
+    this.place = newPlace();
+    this.title = null;
     setIdOfTab("");
   }
 
   private async open(id: string): Promise<void> {
     chatsSide.hide();
-    if (id === this.id) return;
+    if (id === this.place.id) return;
     // An answer that is under way ends, and its conversation is kept, before this page shows another one.
     await this.chat.stop();
-    this.save();
-    await this.saving;
+    this.changes.store();
+    await this.changes.ended;
     const kept = await this.store.get(id);
     if (kept) this.show(kept);
     this.chat.focus({ preventScroll: true });
@@ -105,115 +112,91 @@ export class Conversations {
     const { chat } = this;
     chat.restore(kept.conversation);
     useSystem(kept.system);
-    Object.assign(this, { id: kept.id, title: kept.named ? kept.title : null, known: kept.changed });
+    this.place = { id: kept.id, known: kept.changed };
+    this.title = kept.named ? kept.title : null;
     const last = chat.turns.at(-1);
     if (kept.answering && last)
       last.note = elsewhere ? "being answered in another tab" : "broken off when the page was left";
-    this.stored = JSON.stringify(this.present());
+    this.changes.begin();
     setIdOfTab(kept.id);
   }
 
-  /** All that is stored of the conversation, as this page shows it. */
-  private present(): Omit<Kept, "id" | "changed"> {
-    const conversation = this.chat.save();
+  private shown(): Change | null {
+    const { place, chat } = this;
+    const conversation = chat.save();
+    if (!conversation.turns.length && place.known === null) return null;
     const named = this.title !== null;
     const title = this.title ?? titleOf(conversation);
-    return { title, named, system: systemText(), answering: this.chat.busy, conversation };
+    const value = { title, named, system: systemText(), answering: chat.busy, conversation };
+    return { value, put: () => this.put(place, value) };
   }
 
-  private soon(delay: number): void {
-    clearTimeout(this.due);
-    this.due = setTimeout(() => this.save(), delay);
-  }
-
-  /** Store the conversation if it changed, after what is being stored. */
-  private save(): void {
-    clearTimeout(this.due);
-    if (this.chat.busy) this.soon(GROWING_MS);
-    const { id } = this;
-    const present = this.present();
-    const { turns } = present.conversation;
-    const now = JSON.stringify(present);
-    if (now === this.stored || (!turns.length && this.known === null)) return;
-    this.stored = now;
-    this.saving = this.saving.then(async () => {
-      try {
-        if (turns.length) await this.put(id, present);
-        else await this.forget(id);
-        this.tell(this.store.trouble);
-      } catch (error) {
-        if (this.id === id) this.stored = "";
-        this.tell(troubleOf(error));
-      }
-      await this.refresh();
-    });
-  }
-
-  private async put(id: string, present: Omit<Kept, "id" | "changed">): Promise<void> {
-    const mine = this.id === id;
-    const known = mine ? this.known : ((await this.store.get(id))?.changed ?? null);
-    const kept: Kept = { ...present, id, changed: Math.max(Date.now(), (known ?? 0) + 1) };
+  private async put(place: Place, shown: Omit<Kept, "id" | "changed">): Promise<void> {
+    const { id, known } = place;
+    if (!shown.conversation.turns.length) {
+      await this.store.delete(id);
+      this.list.remove(id);
+      place.known = null;
+      return;
+    }
+    const kept: Kept = { ...shown, id, changed: Math.max(Date.now(), (known ?? 0) + 1) };
     if (!(await this.store.put(kept, known))) {
       // Another tab went on with it: both are kept.
       kept.id = newId();
       await this.store.put(kept, null);
     }
-    if (!mine || this.id !== id) return;
-    Object.assign(this, { id: kept.id, known: kept.changed });
-    setIdOfTab(kept.id);
-  }
-
-  private async forget(id: string): Promise<void> {
-    await this.store.delete(id);
-    if (this.id === id) this.known = null;
+    Object.assign(place, { id: kept.id, known: kept.changed });
+    if (place === this.place) setIdOfTab(kept.id);
+    this.list.put(kept, this.place.id);
+    this.tell(this.store.trouble);
   }
 
   private async changedElsewhere(id: string): Promise<void> {
-    if (id === this.id && !this.chat.busy) {
+    const { place } = this;
+    const isShown = (): boolean => this.place === place && place.id === id && !this.chat.busy;
+    if (isShown()) {
       // Unstored turns of this page must not be lost: they become a conversation of their own.
-      this.save();
-      await this.saving;
-      const kept = await this.store.get(id);
-      const shown = id === this.id && !this.chat.busy;
-      if (shown && kept && kept.changed !== this.known) this.show(kept, true);
-      else if (shown && !kept && this.known !== null) {
-        this.leave();
-        this.chat.clear();
-      }
+      this.changes.store();
+      await this.changes.ended;
     }
-    await this.refresh();
+    const kept = await this.store.get(id);
+    if (isShown() && kept && kept.changed !== place.known) this.show(kept, true);
+    else if (isShown() && !kept && place.known !== null) {
+      this.leave();
+      this.chat.clear();
+    }
+    if (kept) this.list.put(kept, this.place.id);
+    else this.list.remove(id);
   }
 
   private async refresh(): Promise<void> {
-    this.list.show(await this.store.all(), this.id);
+    this.list.show(await this.store.all(), this.place.id);
   }
 
   // Actions of the list.
 
   private async rename(kept: Kept, title: string): Promise<void> {
-    if (kept.id === this.id) {
+    const { id, changed, ...rest } = kept;
+    if (id === this.place.id) {
       this.title = title;
-      return this.save();
-    }
-    const { id: _, changed: __, ...rest } = kept;
-    await this.put(kept.id, { ...rest, title, named: true });
-    await this.refresh();
+      this.changes.store();
+    } else await this.put({ id, known: changed }, { ...rest, title, named: true });
   }
 
   private async delete(kept: Kept): Promise<void> {
-    if (kept.id === this.id) {
+    if (kept.id === this.place.id) {
       await this.chat.stop();
       this.leave();
       this.chat.clear();
     }
-    await this.saving;
+    await this.changes.ended;
     await this.store.delete(kept.id);
+    this.list.remove(kept.id);
     const undo = button("Undo", () => {
       this.tell("");
       void this.store.put(kept, null).then(() => this.open(kept.id));
     });
     this.tell(`“${kept.title}” is deleted. `, undo);
-    await this.refresh();
   }
 
   private async copyLink(kept: Kept): Promise<void> {
@@ -269,6 +252,10 @@ export class Conversations {
   private tell(text: string, ...more: HTMLElement[]): void {
     this.note.replaceChildren(text, ...more);
   }
+}
+
+function newPlace(): Place {
+  return { id: newId(), known: null };
 }
 
 function newId(): string {

@@ -2,11 +2,10 @@
 
 import { type IDBPDatabase, openDB } from "idb";
 import type { SavedConversation } from "./chat_tree";
+import { type Change, StoreChanges } from "./store_changes";
 
 const DATABASE = "capstan-chat";
 const STORE = "conversations";
-/** Milliseconds between two times that an answer is stored while it grows. */
-const GROWING_MS = 1500;
 
 /** The element. */
 interface StoredChat extends HTMLElement {
@@ -19,16 +18,16 @@ interface StoredChat extends HTMLElement {
 export class ChatStorage {
   /** The name under which the shown conversation is kept; null before it is read, and without the attribute. */
   private name: string | null = null;
-  private stored = "";
-  private due: ReturnType<typeof setTimeout> | undefined;
+  private readonly changes: StoreChanges;
   private opening: Promise<IDBPDatabase> | null = null;
 
   constructor(
     private readonly chat: StoredChat,
     private readonly fail: (error: unknown) => void,
   ) {
+    this.changes = new StoreChanges(chat, () => this.shown(), fail);
     for (const change of ["capstan-turns", "capstan-busy", "capstan-clear"])
-      chat.addEventListener(change, ({ target }) => target === chat && this.save());
+      chat.addEventListener(change, ({ target }) => target === chat && this.changes.store());
   }
 
   /** Show the conversation of the attribute's name, unless the element has turns already. */
@@ -42,7 +41,7 @@ export class ChatStorage {
       if (chat.getAttribute("storage") !== name) return;
       if (saved && !chat.turns.length) chat.restore(saved);
       this.name = name;
-      this.stored = JSON.stringify(chat.save());
+      this.changes.begin();
     } catch (error) {
       this.fail(error);
     }
@@ -50,31 +49,20 @@ export class ChatStorage {
 
   /** Let the element be emptied: what is stored stays. */
   leave(): void {
-    clearTimeout(this.due);
     this.name = null;
   }
 
-  private save(): void {
-    clearTimeout(this.due);
-    const { name, chat } = this;
-    if (name === null) return;
-    if (chat.busy) this.due = setTimeout(() => this.save(), GROWING_MS);
-    const saved = chat.save();
-    const now = JSON.stringify(saved);
-    if (now === this.stored) return;
-    this.stored = now;
-    void this.put(name, saved);
+  private shown(): Change | null {
+    const { name } = this;
+    if (name === null) return null;
+    const saved = this.chat.save();
+    return { value: saved, put: () => this.put(name, saved) };
   }
 
   private async put(name: string, saved: SavedConversation): Promise<void> {
-    try {
-      const database = await this.open();
-      if (saved.turns.length) await database.put(STORE, saved, name);
-      else await database.delete(STORE, name);
-    } catch (error) {
-      this.stored = "";
-      this.fail(error);
-    }
+    const database = await this.open();
+    if (saved.turns.length) await database.put(STORE, saved, name);
+    else await database.delete(STORE, name);
   }
 
   private open(): Promise<IDBPDatabase> {
