@@ -16,7 +16,7 @@ from capstan_host.terminal import Progress, say
 
 from . import CACHE
 from .bundles import CLIENT_AND_WORKER
-from .site import ORT_FILES, PYODIDE_FILES
+from .site import PYODIDE_FILES, RUNTIMES
 
 __all__ = ["UNPACKED", "Download", "downloads", "precompress", "unpack_snapshot"]
 
@@ -28,8 +28,6 @@ LEAST_BYTES = 256
 """python.json is larger: by how it comes a page knows whether to ask for the unpacked snapshot."""
 SCRIPT = Path(__file__).parent / "compress.mjs"
 PACKED = CACHE / "compressed"
-KINDS = 2
-"""The number of runtimes: for WebGPU, and for the CPU alone."""
 
 
 def precompress(site: Path) -> list[Path]:
@@ -106,12 +104,12 @@ class Download:
     br: int
 
 
-def downloads(site: Path) -> Download:
-    """The download of a page from a site with compressed files until a model on WebGPU gives its first token, without
-    the page's own files and the model's.
+def downloads(site: Path, runtime: str = "WebGPU") -> Download:
+    """The download of a page from a site with compressed files until a model gives its first token, without the page's
+    own files and the model's. `runtime` is a key of RUNTIMES.
     """
     base = site / "capstan"
-    names = needed(base)
+    names = needed(base, runtime)
     raw, gzipped, brotli = (
         sum(size_of(base / name, endings) for name in names) for endings in ((), (".gz",), (".br", ".gz"))
     )
@@ -120,13 +118,12 @@ def downloads(site: Path) -> Download:
     return Download(len(names), raw, gzipped, brotli)
 
 
-def needed(base: Path) -> list[str]:
+def needed(base: Path, runtime: str = "WebGPU") -> list[str]:
     """The files, as names in capstan/."""
     index = json.loads((base / "python.json").read_text(encoding="utf-8"))
-    runtime = ORT_FILES[: len(ORT_FILES) // KINDS]
     return [
         *(*CLIENT_AND_WORKER.values(), "python.json", *index["wheels"], index["snapshot"]["file"]),
-        *(*(f"ort/{name}" for name in runtime), *(f"pyodide/{name}" for name in PYODIDE_FILES)),
+        *(*(f"ort/{name}" for name in RUNTIMES[runtime]), *(f"pyodide/{name}" for name in PYODIDE_FILES)),
     ]
 
 

@@ -20,14 +20,15 @@ from .ready_made import Header, kept_headers, make_ready
 from .snapshot import WHEELS_FOLDER, make_snapshot, snapshot_tools
 from .wheels import detector_wheel, page_wheels, template_wheels, wheel_inputs
 
-__all__ = ["ORT_FILES", "PYODIDE_FILES", "VENDORED", "assemble"]
+__all__ = ["ORT_FILES", "PYODIDE_FILES", "RUNTIMES", "VENDORED", "assemble"]
 
 MODULES = ROOT / "node_modules"
-ORT_FILES = (
-    *("ort.webgpu.min.mjs", "ort-wasm-simd-threaded.asyncify.mjs", "ort-wasm-simd-threaded.asyncify.wasm"),
-    *("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm"),
-)
-"""The runtimes for WebGPU, and for the CPU alone."""
+RUNTIMES = {
+    "WebGPU": ("ort.webgpu.min.mjs", "ort-wasm-simd-threaded.asyncify.mjs", "ort-wasm-simd-threaded.asyncify.wasm"),
+    "the CPU": ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm"),
+}
+"""The files of onnxruntime-web by what computes."""
+ORT_FILES = tuple(name for names in RUNTIMES.values() for name in names)
 PYODIDE_FILES = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
 VENDORED = {
     "ort": MODULES / "onnxruntime-web/dist",

@@ -22,7 +22,7 @@ from ..compressed import downloads, precompress, unpack_snapshot
 from ..environment import ensure, run_tool
 from ..notices import NOTICES, notices, onnxruntime_notices, python_version
 from ..ready_made import READY, kept_headers
-from ..site import VENDORED, assemble
+from ..site import RUNTIMES, VENDORED, assemble
 from ..wheels import build_wheel
 from .docs import build_site
 
@@ -84,10 +84,11 @@ def run(args: argparse.Namespace) -> int:
     site = static_folder(TARGET / "site", args.url)
     (site / BILL).write_text(json.dumps(bill_of_materials(), indent=1) + "\n")
     precompress(site)
-    found = downloads(site)
-    say(f"before the first token a page downloads {found.files} files, without the page itself and the model:")
-    raw, gzipped, brotli = (f"{size / 1e6:.1f} MB" for size in (found.raw, found.gzip, found.br))
-    say(f"{raw} as they are, {gzipped} with gzip, {brotli} with brotli")
+    say("before the first token a page downloads, without the page itself and the model:")
+    for runtime in RUNTIMES:
+        found = downloads(site, runtime)
+        raw, gzipped, brotli = (f"{size / 1e6:.1f} MB" for size in (found.raw, found.gzip, found.br))
+        say(f"for {runtime} {found.files} files: {raw} as they are, {gzipped} with gzip, {brotli} with brotli")
     say("the documentation, in docs/")
     ensure("docs")
     build_site(site / "docs", demo=True)

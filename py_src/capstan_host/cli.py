@@ -111,7 +111,7 @@ def reported(work: Callable[[], int], debug: bool) -> int:
     except Exception as error:
         if debug:
             raise
-        print(f"error: {type(error).__name__}: {error} (--debug shows where)", file=sys.stderr)
+        print(f"error: {type(error).__name__}: {error} (--debug after the command shows where)", file=sys.stderr)
         return 1
 
 

@@ -100,6 +100,8 @@ def test_the_sum_is_of_what_a_page_with_webgpu_loads(site: Path) -> None:
     assert plain.raw == plain.gzip == plain.br
     assert "ort/ort.webgpu.min.mjs" in needed(site / "capstan")
     assert not {"ort/ort.wasm.min.mjs", "wheels/n.whl"} & set(needed(site / "capstan"))
+    on_cpu = needed(site / "capstan", "the CPU")
+    assert ("ort/ort.wasm.min.mjs" in on_cpu, "ort/ort.webgpu.min.mjs" in on_cpu) == (True, False)
     precompress(site)
     found = downloads(site)
     assert (found.files, found.raw) == (plain.files, plain.raw)
