@@ -1,6 +1,7 @@
 // The buffer that one shard after the other passes through, and streams that fill it.
 
 import { hex, sha256 } from "../../wire/sha256";
+import { using } from "./in_use";
 
 /** Fills memory from an offset of a file; returns the number of bytes read, fewer at the end of what is there. */
 export type ReadAt = (into: Uint8Array<ArrayBuffer>, at: number) => number | Promise<number>;
@@ -129,7 +130,10 @@ export class ByteReader {
   }
 
   private async piece(): Promise<Uint8Array | null> {
-    const read = this.byob ? await this.byob.read(new Uint8Array(PIECE)) : await this.plain!.read();
+    const { byob, plain } = this;
+    const read = byob
+      ? await using(byob, (reader) => reader.read(new Uint8Array(PIECE)))
+      : await using(plain!, (reader) => reader.read());
     if (read.done || !read.value) return null;
     this.came(read.value.length);
     return read.value;
@@ -140,7 +144,8 @@ export class ByteReader {
   }
 
   private async direct(chunk: Chunk, filled: number, length: number): Promise<number> {
-    const { done, value } = await this.byob!.read(chunk.view(length - filled, filled));
+    const into = chunk.view(length - filled, filled);
+    const { done, value } = await using(this.byob!, (reader) => reader.read(into));
     if (value) chunk.giveBack(value.buffer);
     if (done || !value) return 0;
     this.came(value.length);
