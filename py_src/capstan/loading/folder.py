@@ -24,9 +24,11 @@ from .load_options import CacheOptions
 from .picture_repository import SEEING, TILED_TYPES, seeing_config
 from .repository import DTYPES, derived_config, no_graph, onnx_file, require_dtype, require_one_decoder
 
-__all__ = ["Place", "find_model", "laid_over", "no_progress", "place_of", "with_caches"]
+__all__ = ["Place", "find_model", "graph_of", "laid_over", "no_progress", "place_of", "with_caches"]
 
 GENAI_CONFIG = "genai_config.json"
+GRAPH = "model.onnx"
+"""The graph of a folder without dtypes."""
 
 
 def no_progress(what: str, done: int, total: int) -> None:
@@ -227,3 +229,16 @@ async def choose_dtype(
             return name
     there = [name for name, found in zip(DTYPES, await asyncio.gather(*map(is_there, DTYPES)), strict=True) if found]
     raise no_graph(folder, dtype, there, names, graphs)
+
+
+async def graph_of(host: Host, folder: str, device: str, dtype: str | None) -> tuple[str, str]:
+    """The folder and the name of the file of a model with one graph, such as an encoder."""
+    wanted = require_dtype(dtype)
+    try:
+        file = onnx_file(await choose_dtype(host, folder, device, wanted))
+    except ModelFileError:
+        if wanted is not None or not await host.exists(folder, GRAPH):
+            raise
+        return folder, GRAPH
+    place, _, name = file.rpartition("/")
+    return f"{folder}{place}/", name

@@ -11,11 +11,10 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
-from ..embeddings import graph_of
 from ..errors import ConfigError, DeviceError, ModelFileError, OptionError, UnsupportedModelError
 from ..graph.onnx_pb2 import ModelProto
 from ..host import Host, current_host
-from ..loading.folder import place_of
+from ..loading.folder import graph_of, place_of
 from ..loading.load_options import EmbedderOptions
 from ..loading.repository import onnx_file
 from ..model_files.config_section import parse_object

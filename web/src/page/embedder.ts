@@ -3,21 +3,12 @@
 import type { Client } from "./client";
 import { asCapstanError, refused } from "../wire/errors";
 import { either, type Kinds, listOf, oneOf, read, shown, text, whole } from "./kinds";
-import { ask, loadInWorker, pageAddress, WORKER_KINDS, type WorkerOptions } from "./load_in_worker";
-import { EMBEDDER_KINDS, type ModelEmbedderOptions } from "./model_options";
-import { modelFolder, type ModelOptions, PLACE_KINDS, requested } from "./options";
+import { ask } from "./load_in_worker";
+import { loadOneModel, type OneModelOptions } from "./one_model";
 import { reading, readOptions } from "./arguments";
-import type {
-  EmbedderOptions as Asked,
-  EmbedResult,
-  LoadEmbedderResult,
-  LoadEmbedderRequest,
-  ModelFolder,
-} from "../wire/protocol";
+import type { EmbedResult, LoadEmbedderResult, ModelFolder } from "../wire/protocol";
 
-type PlaceOptions = Pick<ModelOptions, "hub" | "revision" | "token">;
-
-export interface EmbedderOptions extends WorkerOptions, PlaceOptions, ModelEmbedderOptions {
+export interface EmbedderOptions extends OneModelOptions {
   /**
    * How one vector is made of a text's tokens. Unless given it is as the model's files say (1_Pooling/config.json, or the
    * graph's output sentence_embedding), else "mean".
@@ -25,9 +16,7 @@ export interface EmbedderOptions extends WorkerOptions, PlaceOptions, ModelEmbed
   pooling?: "mean" | "cls" | "last";
 }
 
-const KINDS: Kinds = {
-  ...{ ...WORKER_KINDS, ...PLACE_KINDS, ...EMBEDDER_KINDS, pooling: oneOf("mean", "cls", "last") },
-};
+const KINDS: Kinds = { pooling: oneOf("mean", "cls", "last") };
 
 /** Parameters of OpenAI's embeddings; all others are refused. */
 export interface EmbeddingParams {
@@ -79,14 +68,9 @@ export class Embedder {
   }
 
   static async load(model: ModelFolder, given: EmbedderOptions = {}): Promise<Embedder> {
-    const options = readOptions("the options", given, KINDS);
-    options.signal?.throwIfAborted();
-    const folder = reading("the model", () => modelFolder(model, options, pageAddress()));
-    const asked = requested<Asked>(options, EMBEDDER_KINDS);
-    const request: LoadEmbedderRequest = {
-      ...{ kind: "load_embedder", model: folder, pooling: options.pooling ?? null, ...asked },
-    };
-    const { client, about } = await loadInWorker(options, {}, () => request);
+    const { client, about } = await loadOneModel(model, given, KINDS, (fields, { pooling }) => {
+      return { kind: "load_embedder", pooling: pooling ?? null, ...fields };
+    });
     return new Embedder(client, about as LoadEmbedderResult);
   }
 

@@ -1,29 +1,17 @@
 // `Capstan.loadTranscriber`: speech to text by a model in a worker of its own.
 
 import type { Client } from "./client";
-import { type Kinds, read } from "./kinds";
+import { read } from "./kinds";
 import { type Blocks, blocks as blocksKind, liveCaptions, LISTEN_KINDS, type ListenOptions } from "./live_captions";
-import { loadInWorker, pageAddress, WORKER_KINDS, type WorkerOptions } from "./load_in_worker";
-import { EMBEDDER_KINDS, type ModelEmbedderOptions } from "./model_options";
-import { modelFolder, type ModelOptions, PLACE_KINDS, requested } from "./options";
-import { reading, readOptions } from "./arguments";
+import { loadOneModel, type OneModelOptions } from "./one_model";
+import { readOptions } from "./arguments";
 import { Turns } from "./run";
 import { type Sound, sound as soundKind } from "./sound_samples";
 import { TRANSCRIBE_KINDS, type TranscribeOptions, TranscriptionRun } from "./transcription_run";
 import { type Transcriptions, transcriptions } from "./transcriptions";
-import type {
-  Caption,
-  EmbedderOptions as Asked,
-  LoadTranscriberRequest,
-  LoadTranscriberResult,
-  ModelFolder,
-} from "../wire/protocol";
+import type { Caption, LoadTranscriberResult, ModelFolder } from "../wire/protocol";
 
-type PlaceOptions = Pick<ModelOptions, "hub" | "revision" | "token">;
-
-export interface TranscriberOptions extends WorkerOptions, PlaceOptions, ModelEmbedderOptions {}
-
-const KINDS: Kinds = { ...WORKER_KINDS, ...PLACE_KINDS, ...EMBEDDER_KINDS };
+export interface TranscriberOptions extends OneModelOptions {}
 
 /** A speech model in one worker. Runs wait for one another, in the order of their calls. */
 export class Transcriber {
@@ -41,12 +29,9 @@ export class Transcriber {
   }
 
   static async load(model: ModelFolder, given: TranscriberOptions = {}): Promise<Transcriber> {
-    const options = readOptions("the options", given, KINDS);
-    options.signal?.throwIfAborted();
-    const folder = reading("the model", () => modelFolder(model, options, pageAddress()));
-    const asked = requested<Asked>(options, EMBEDDER_KINDS);
-    const request: LoadTranscriberRequest = { kind: "load_transcriber", model: folder, ...asked };
-    const { client, about } = await loadInWorker(options, {}, () => request);
+    const { client, about } = await loadOneModel(model, given, {}, (fields) => {
+      return { kind: "load_transcriber", ...fields };
+    });
     return new Transcriber(client, about as LoadTranscriberResult);
   }
 

@@ -1,21 +1,14 @@
 // `Capstan.loadVoice`: text to speech by a model in a worker of its own.
 
-import { reading, readOptions } from "./arguments";
+import { readOptions } from "./arguments";
 import type { Client } from "./client";
 import { asCapstanError, refused } from "../wire/errors";
 import { callable, flag, type Kind, type Kinds, number, read, shown, signal, text } from "./kinds";
-import { ask, loadInWorker, pageAddress, WORKER_KINDS, type WorkerOptions } from "./load_in_worker";
-import { EMBEDDER_KINDS, type ModelEmbedderOptions } from "./model_options";
-import { modelFolder, type ModelOptions, PLACE_KINDS, requested } from "./options";
+import { ask } from "./load_in_worker";
+import { loadOneModel, type OneModelOptions } from "./one_model";
 import { sentences, type SpokenText } from "./sentences";
 import { SAMPLE_RATE, type Speeches, speeches } from "./speeches";
-import type {
-  EmbedderOptions as Asked,
-  LoadVoiceRequest,
-  LoadVoiceResult,
-  ModelFolder,
-  SpeakResult,
-} from "../wire/protocol";
+import type { LoadVoiceResult, ModelFolder, SpeakResult } from "../wire/protocol";
 
 /** `play` makes at most this number of seconds of sound in advance. */
 const AHEAD = 20;
@@ -23,8 +16,7 @@ const AHEAD = 20;
 /** Gives the phonemes of a sentence; `voice` is the name of the voice that speaks. */
 export type Phonemize = (sentence: string, voice: string) => string | Promise<string>;
 
-export interface VoiceOptions
-  extends WorkerOptions, Pick<ModelOptions, "hub" | "revision" | "token">, ModelEmbedderOptions {
+export interface VoiceOptions extends OneModelOptions {
   /** Makes the phonemes, for languages other than English. */
   phonemize?: Phonemize;
 }
@@ -40,7 +32,7 @@ export interface SpeakOptions {
   signal?: AbortSignal;
 }
 
-const KINDS: Kinds = { ...WORKER_KINDS, ...PLACE_KINDS, ...EMBEDDER_KINDS, phonemize: callable };
+const KINDS: Kinds = { phonemize: callable };
 const SPEAK_KINDS: Kinds = { voice: text, speed: number, phonemes: flag, signal };
 const spoken: Kind = {
   words: "a string or an asynchronous iterable of strings",
@@ -62,16 +54,10 @@ export class Voice {
   }
 
   static async load(model: ModelFolder, given: VoiceOptions = {}): Promise<Voice> {
-    const { phonemize, ...options } = readOptions("the options", given, KINDS);
-    options.signal?.throwIfAborted();
-    const folder = reading("the model", () => modelFolder(model, options, pageAddress()));
-    const request: LoadVoiceRequest = {
-      kind: "load_voice",
-      model: folder,
-      ...requested<Asked>(options, EMBEDDER_KINDS),
-    };
-    const { client, about } = await loadInWorker(options, {}, () => request);
-    return new Voice(client, about as LoadVoiceResult, phonemize);
+    const { client, about, options } = await loadOneModel(model, given, KINDS, (fields) => {
+      return { kind: "load_voice", ...fields };
+    });
+    return new Voice(client, about as LoadVoiceResult, options.phonemize);
   }
 
   /** The device that computes, and the names of the voices; none for a folder that cannot be listed. */
