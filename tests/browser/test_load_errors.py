@@ -168,7 +168,9 @@ def test_a_wrong_address_is_named(model: str, message: str, context: BrowserCont
 
 
 @pytest.mark.one_in
-@pytest.mark.parametrize(("method", "rest"), [("loadEmbedder", ""), ("loadVoice", " and voices/")])
+@pytest.mark.parametrize(
+    ("method", "rest"), [("loadEmbedder", ""), ("loadReranker", ""), ("loadVoice", " and voices/")]
+)
 def test_other_kinds_of_models_are_named_too(method: str, rest: str, context: BrowserContext, places: Places) -> None:
     assert refused(opened(context, places), f"{places.own}/none/", method=method) == (
         f"ModelFileError: {places.own}/none/config.json is missing; check the model's address, or put the file beside "

@@ -31,6 +31,7 @@ QUERIES = {
     "gguf": "models",
     "lora": "lora",
     "rag": "embeddings",
+    "rerank": "rerankers",
     "offline": "offline",
     "download size": "costs",
     "slow": "speed_here",

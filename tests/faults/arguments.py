@@ -21,7 +21,7 @@ HOSTS = ("capstan_host.fleet", "capstan_host.testing", "capstan_host.evaluation"
 """Packages that pages lack."""
 PACKAGES = (
     *("capstan", "capstan.memory", "capstan.measure", "capstan.notebook", "capstan.genai", "capstan.onnxruntime"),
-    "capstan.embeddings",
+    *("capstan.embeddings", "capstan.reranking"),
     *(() if sys.platform == "emscripten" else HOSTS),
 )
 VALUES: tuple[Any, ...] = (

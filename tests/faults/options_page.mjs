@@ -35,6 +35,11 @@ const RESULTS = {
   models: { store: "opfs", files: [FILE], freed: 1 },
   load_embedder: { device: "wasm", pooling: "mean", max_tokens: 64 },
   embed: { vectors: "", dimensions: 0, tokens: [] },
+  load_reranker: { device: "wasm", max_tokens: 64 },
+  rerank: [
+    { index: 1, score: 0.9 },
+    { index: 0, score: 0.1 },
+  ],
   score: { sequences: [{ token_ids: [], log_probabilities: [], greedy: [], texts: [] }] },
 };
 
@@ -246,6 +251,14 @@ const CALLS = {
     [{ input: ["a", "b"], model: "m", encoding_format: "float" }],
     async (given, llm, client, embedder) => embedder.embeddings.create(...given),
   ],
+  reranker: [
+    ["/m/", { dtype: "q4", device: "wasm" }],
+    (given) => Capstan.loadReranker(...given).then((reranker) => reranker.close()),
+  ],
+  rerank: [
+    ["a", ["b", "c"], { topN: 1, returnDocuments: true, instruction: "i" }],
+    async (given, llm, client, embedder, reranker) => reranker.rerank(...given),
+  ],
   stream: [
     [{ messages: MESSAGES, stream: true, stream_options: { include_usage: true } }],
     async (given, llm) => {
@@ -359,12 +372,12 @@ process.on("unhandledRejection", (error) => (unhandled = error));
 process.on("uncaughtException", (error) => (unhandled = error));
 const print = (line) => process.stdout.write(`${JSON.stringify(line)}\n`);
 const [llm, client] = [await Capstan.load("/m/"), await Client.start()];
-const embedder = await Capstan.loadEmbedder("/m/");
+const [embedder, reranker] = [await Capstan.loadEmbedder("/m/"), await Capstan.loadReranker("/m/")];
 /** The requests of the good calls, of those that say what is ignored. */
 const usual = {};
 for (const name of SHOWN) {
   sent = [];
-  await CALLS[name][1](copyOf(CALLS[name][0]), llm, client, embedder);
+  await CALLS[name][1](copyOf(CALLS[name][0]), llm, client, embedder, reranker);
   usual[name] = jsonOf(sent);
 }
 for (let number = 0; number < count; number++) {
@@ -380,7 +393,7 @@ for (let number = 0; number < count; number++) {
   let timer;
   const late = new Promise((resolve) => (timer = setTimeout(resolve, LIMIT_MS, "late")));
   try {
-    const called = (async () => call(given, llm, client, embedder))();
+    const called = (async () => call(given, llm, client, embedder, reranker))();
     const held = performance.now() - begun;
     let outcome = await Promise.race([late, called.then(() => "taken")]);
     if (held > HELD_MS) outcome = `the page was held for ${Math.round(held)} ms`;

@@ -781,6 +781,42 @@ test("an encoder's vectors are OpenAI's embeddings", async () => {
   assert.equal((await failure(embedder.embed(["a"]))).code, "ClosedError");
 });
 
+test("a reranker gives the documents in their order", async () => {
+  loadReply = null;
+  const ranked = [
+    { index: 2, score: 0.9 },
+    { index: 0, score: 0.25 },
+    { index: 1, score: 0.1 },
+  ];
+  behaviour = ({ request, good }) => {
+    if (request.kind === "load_reranker") good({ device: "wasm", max_tokens: 512 });
+    if (request.kind === "rerank") good(ranked);
+  };
+  const reranker = await Capstan.loadReranker("owner/name", { dtype: "q8", device: "wasm" });
+  const { model, ...request } = asked.at(-1);
+  assert.equal(model.repository, "owner/name");
+  assert.deepEqual(request, { kind: "load_reranker", dtype: "q8", device: "wasm" });
+  assert.deepEqual(reranker.stats, { device: "wasm", maxTokens: 512 });
+  assert.deepEqual(await reranker.rerank("q", ["a", "b", "c"]), ranked);
+  assert.deepEqual(asked.at(-1), { kind: "rerank", query: "q", documents: ["a", "b", "c"], instruction: null });
+  const best = await reranker.rerank("q", ["a", "b", "c"], { topN: 1, returnDocuments: true, instruction: "i" });
+  assert.deepEqual(best, [{ index: 2, score: 0.9, document: "c" }]);
+  assert.equal(asked.at(-1).instruction, "i");
+  for (const [refused, message] of [
+    [() => reranker.rerank(["q"], ["a"]), /^the query is \["q"\]; it must be a string/],
+    [() => reranker.rerank("q", "a"), /^documents is "a"; it must be a list of texts/],
+    [() => reranker.rerank("q", ["a", 5]), /^documents\[1\] is 5; it must be a string/],
+    [() => reranker.rerank("q", []), /^documents is an empty list; give 1 document or more/],
+    [() => reranker.rerank("q", ["a"], { topN: 2 }), /^topN is 2; it must be from 1 to 1, the number of documents/],
+    [() => reranker.rerank("q", ["a"], { topN: 0 }), /^topN is 0; it must be a whole number from 1/],
+    [() => reranker.rerank("q", ["a"], { top_n: 1 }), /^top_n: no such option; there are topN,/],
+    [() => Capstan.loadReranker("./m/", { pooling: "cls" }), /^pooling: no such option/],
+  ])
+    assert.match((await failure(refused())).message, message);
+  reranker.close();
+  assert.equal((await failure(reranker.rerank("q", ["a"]))).code, "ClosedError");
+});
+
 test("log probabilities come with the tokens, and reasoning apart from the answer", async () => {
   const likely = { token_id: 1, text: "<think>Hm.</think>", log_probability: -0.5 };
   const other = { token_id: 9, text: "\ufffd", log_probability: -1 };

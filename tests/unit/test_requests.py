@@ -52,6 +52,8 @@ LEAST: dict[str, dict[str, Any]] = {
     "tokenizer": {**MODEL, "action": "encode"},
     "load_embedder": {"model": HUB, "pooling": "cls"},
     "embed": {"texts": ["a"]},
+    "load_reranker": {"model": HUB},
+    "rerank": {"query": "a", "documents": ["b"]},
     "load_transcriber": {"model": HUB},
     "transcribe": {},
     "listen": {"live": 1, "action": "begin"},
@@ -93,6 +95,8 @@ MOST: dict[str, dict[str, Any]] = {
         "add_generation_prompt": False,
     },
     "load_embedder": {"dtype": "q4", "device": "auto", "disable_file_mapped_weights": True},
+    "load_reranker": {"dtype": "q4", "device": "auto", "disable_file_mapped_weights": True},
+    "rerank": {"instruction": "i"},
     "load_transcriber": {"dtype": "q4", "device": "auto", "disable_file_mapped_weights": True},
     "transcribe": {"file": "/a.wav", "language": "de", "task": "translate", "timestamps": True},
     "listen": {"language": "de", "task": "translate", "silence": 0.3, "threshold": 0.6, "interval": 2},
@@ -126,11 +130,11 @@ def test_a_request_is_taken_with_all_its_fields_and_with_those_that_it_must_have
 
 
 WORDS = {
-    **dict.fromkeys(("source", "filename"), "a string"),
+    **dict.fromkeys(("source", "filename", "query"), "a string"),
     **dict.fromkeys(("dtype", "prompt", "which", "adapter", "system", "logits_processor"), "a string or null"),
     "live": "a whole number",
     **dict.fromkeys(("silence", "threshold", "interval", "speed"), "a number or null"),
-    **dict.fromkeys(("file", "language", "voice"), "a string or null"),
+    **dict.fromkeys(("file", "instruction", "language", "voice"), "a string or null"),
     **dict.fromkeys(("timestamps", "phonemes"), "true or false or null"),
     "task": "'transcribe', 'translate' or null",
     **dict.fromkeys(
@@ -156,7 +160,7 @@ WORDS = {
 ITEMS = {
     **dict.fromkeys(("messages", "tools", "sequences"), "an object"),
     **dict.fromkeys(("prompt_ids", "begun", "answer", "ids"), "a whole number"),
-    **dict.fromkeys(("argv", "texts", "called", "images"), "a string"),
+    **dict.fromkeys(("argv", "texts", "documents", "called", "images"), "a string"),
 }
 """Words for the items of an array."""
 OF_A_KIND = {

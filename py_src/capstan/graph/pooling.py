@@ -39,18 +39,22 @@ def is_float(value: ValueInfoProto, rank: int) -> bool:
 
 
 def pooled(model: ModelProto, hidden: str | None, sentence: str | None = None) -> ModelProto:
-    """A model whose only output is POOLED: `hidden` weighted by the input WEIGHTS, or `sentence` in float32."""
+    """A model whose only output is POOLED: `hidden` weighted by the input WEIGHTS, or else the output `sentence` in
+    float32.
+    """
     result = copy_of(model)
     graph = result.graph
     if hidden is None:
         assert sentence is not None
         graph.node.append(new_node("Cast", [sentence], [POOLED], to=TensorProto.FLOAT))
-        shape: tuple[str | int, ...] = ("capstan_batch", "capstan_width")
+        output = ValueInfoProto()
+        output.CopyFrom(next(value for value in graph.output if value.name == sentence))
+        output.name, output.type.tensor_type.elem_type = POOLED, TensorProto.FLOAT
     else:
         weigh(graph, hidden)
-        shape = ("capstan_batch", 1, "capstan_width")
+        output = value_info(POOLED, TensorProto.FLOAT, ("capstan_batch", 1, "capstan_width"))
     del graph.output[:]
-    graph.output.append(value_info(POOLED, TensorProto.FLOAT, shape))
+    graph.output.append(output)
     prune(graph)
     return result
 

@@ -56,10 +56,12 @@ from .requests import (
     ListenRequest,
     LoadEmbedderRequest,
     LoadRequest,
+    LoadRerankerRequest,
     LoadTranscriberRequest,
     LoadVoiceRequest,
     OperationsRequest,
     PlanRequest,
+    RerankRequest,
     ScoreRequest,
     SpeakRequest,
     TokenizerRequest,
@@ -251,6 +253,15 @@ async def embeddings(session: PageSession, request: LoadEmbedderRequest | EmbedR
     return await load_embedder(request, folder_of(request["model"]))
 
 
+async def reranking(session: PageSession, request: LoadRerankerRequest | RerankRequest) -> Any:
+    """Load a reranker, or rank documents with it."""
+    from .reranking_requests import load_reranker, rerank  # noqa: PLC0415  (for pages that rank documents only)
+
+    if request["kind"] == "rerank":
+        return await rerank(request)
+    return await load_reranker(request, folder_of(request["model"]))
+
+
 async def speech(session: PageSession, request: LoadTranscriberRequest | TranscribeRequest | ListenRequest) -> Any:
     """Load a speech model, or turn speech into text with it."""
     from .transcription_requests import listen, load_transcriber, transcribe  # noqa: PLC0415  (pages that hear)
@@ -353,6 +364,8 @@ ANSWERS: Mapping[str, Callable[[PageSession, Any], Awaitable[Any]]] = {
     "tokenizer": tokenized,
     "load_embedder": embeddings,
     "embed": embeddings,
+    "load_reranker": reranking,
+    "rerank": reranking,
     "load_transcriber": speech,
     "transcribe": speech,
     "listen": speech,

@@ -30,6 +30,7 @@ __all__ = [
     "ListenRequest",
     "LoadEmbedderRequest",
     "LoadRequest",
+    "LoadRerankerRequest",
     "LoadTranscriberRequest",
     "LoadVoiceRequest",
     "MemoryRequest",
@@ -38,6 +39,7 @@ __all__ = [
     "ModelsRequest",
     "OperationsRequest",
     "PlanRequest",
+    "RerankRequest",
     "RunRequest",
     "ScoreRequest",
     "ScoredSequence",
@@ -209,6 +211,23 @@ class EmbedRequest(TypedDict):
     texts: list[str]
 
 
+class LoadRerankerRequest(EmbedderOptions):
+    """Load a reranker; see capstan.reranking.Reranker.load. The worker keeps the reranker until the worker ends."""
+
+    kind: Literal["load_reranker"]
+    model: ModelFolder
+
+
+class RerankRequest(TypedDict):
+    """Rank documents with the loaded reranker; see RankedDocument."""
+
+    kind: Literal["rerank"]
+    query: str
+    documents: list[str]
+    instruction: NotRequired[str | None]
+    """null takes the one of the model's prompt."""
+
+
 class LoadTranscriberRequest(EmbedderOptions):
     """Load a speech model; see capstan.Transcriber. The worker keeps the model until the worker ends."""
 
@@ -322,6 +341,8 @@ AnsweredRequest = (
     | TokenizerRequest
     | LoadEmbedderRequest
     | EmbedRequest
+    | LoadRerankerRequest
+    | RerankRequest
     | LoadTranscriberRequest
     | TranscribeRequest
     | ListenRequest

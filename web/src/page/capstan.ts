@@ -7,6 +7,7 @@
 import { Client, type StartOptions } from "./client";
 import { Completions } from "./completions";
 import { Embedder, type EmbedderOptions } from "./embedder";
+import { Reranker, type RerankerOptions } from "./reranker";
 import { asCapstanError, refused } from "../wire/errors";
 import { flag, type Kinds, listOf, millisecondsAboveZero, read, shown, text } from "./kinds";
 import { ask, loadInWorker, pageAddress, WORKER_KINDS, type WorkerOptions } from "./load_in_worker";
@@ -43,6 +44,8 @@ import { Voice, type VoiceOptions } from "./voice";
 export * from "./client";
 export { Embedder, type EmbedderOptions } from "./embedder";
 export type { Embedding, EmbeddingParams, EmbeddingResponse } from "./embedder";
+export { Reranker, type RerankerOptions } from "./reranker";
+export type { RerankOptions, RerankResult } from "./reranker";
 export { CapstanError, type CapstanErrorCode } from "../wire/errors";
 export type { WorkerOptions } from "./load_in_worker";
 export type {
@@ -214,6 +217,15 @@ export class Capstan {
    */
   static loadEmbedder(model: ModelFolder, options: EmbedderOptions = {}): Promise<Embedder> {
     return Embedder.load(model, options);
+  }
+
+  /**
+   * Load a reranker as ONNX (ms-marco-MiniLM, bge-reranker, jina-reranker, gte-reranker-modernbert, Qwen3-Reranker and
+   * their like), which ranks documents by a query: the URL of a folder in the layout of Transformers.js, a hub's id, or what
+   * the user picked. Rejects as `load`.
+   */
+  static loadReranker(model: ModelFolder, options: RerankerOptions = {}): Promise<Reranker> {
+    return Reranker.load(model, options);
   }
 
   /**

@@ -122,6 +122,18 @@ export interface EmbedResult {
   tokens: number[];
 }
 
+/** The result of a LoadRerankerRequest. */
+export interface LoadRerankerResult {
+  device: string;
+  max_tokens: number;
+}
+
+/** The result of a RerankRequest is a list of these for all documents, the best first. */
+export interface RankedDocument {
+  index: number;
+  score: number;
+}
+
 /** The result of a LoadTranscriberRequest. */
 export interface LoadTranscriberResult {
   device: string;
