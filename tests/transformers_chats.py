@@ -1,5 +1,5 @@
 """Conversations by transformers: the ids of two turns, for tokenizers that treat a text's beginning in their own ways,
-and the prompts of templates by name, of keys without a value and of a template's own variables.
+and the prompts of templates by name, of keys without a value, of a template's own variables and of continued answers.
 
 The answers are in fixtures/transformers_chats.json. These commands wrote them:
 
@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["CALLS", "TEMPLATES", "TOKENIZERS", "answered", "answers", "asked"]
+__all__ = ["CALLS", "CONTINUED", "TEMPLATES", "TOKENIZERS", "answered", "answers", "asked"]
 
 ANSWERS = Path(__file__).with_name("fixtures") / "transformers_chats.json"
 LETTERS = "HiGodaywhtsenuSINT[]/.,!?"
@@ -134,6 +134,20 @@ CALLS = [
 ]
 
 
+CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+TRIMMED = CHATML.replace("m.content", "m.content | trim")
+PARTS = CHATML.replace("{{ m.content }}", "{% for part in m.content %}{{ part.text }}{% endfor %}")
+SAID = [USER, {"role": "assistant", "content": "Good day, "}]
+IN_PARTS = [{"role": each["role"], "content": [{"type": "text", "text": each["content"]}]} for each in SAID]
+CONTINUED = [
+    *(call(template, *SAID) for template in (*TEMPLATES.values(), CHATML, TRIMMED)),
+    *(call(CHATML, USER, {"role": "assistant", "content": text}) for text in ("", "<think>\nHm", "Good <|im_end|>")),
+    call(PARTS, *IN_PARTS),
+    call("{{ messages[0].content }}", *SAID),
+]
+"""Calls whose answer continues the last message."""
+
+
 def asked(given: dict[str, Any]) -> tuple[list[Any], list[Any] | None, str | None, dict[str, Any]]:
     """The messages, tools, template and variables of a call."""
     rest = dict(given)
@@ -189,11 +203,12 @@ def loaded(content: dict[str, Any], template: Any, files: dict[str, str]) -> Any
         return PreTrainedTokenizerFast.from_pretrained(folder)
 
 
-def rendered(template: Any, files: dict[str, str], given: dict[str, Any]) -> dict[str, Any]:
+def rendered(template: Any, files: dict[str, str], given: dict[str, Any], continues: bool = False) -> dict[str, Any]:
     try:
         messages, tools, named, variables = asked(given)
         tokenizer = loaded(TOKENIZERS["prepend"], template, files)
-        options = {"tokenize": False, "add_generation_prompt": True, "chat_template": named}
+        way = "continue_final_message" if continues else "add_generation_prompt"
+        options = {"tokenize": False, way: True, "chat_template": named}
         return {"text": tokenizer.apply_chat_template(messages, tools=tools, **options, **variables)}
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"[:100]}
@@ -210,6 +225,7 @@ def main() -> None:
             for tokenizer, content in TOKENIZERS.items()
         },
         "calls": [rendered(**each) for each in CALLS],
+        "continued": [rendered(**each, continues=True) for each in CONTINUED],
     }
     ANSWERS.write_text(json.dumps(found, ensure_ascii=False, separators=(",", ":")) + "\n")
 

@@ -283,6 +283,7 @@ class Tokenizer:
         template_str: str | None = None,
         thinking: bool | None = None,
         split_special_tokens: bool = True,
+        continue_final_message: bool = False,
         **variables: Any,
     ) -> str:
         """The prompt for a conversation: `messages` is a list of {"role", "content"}, or that as JSON; keys whose value
@@ -294,6 +295,9 @@ class Tokenizer:
         system messages and the marks of calls and reasoning in the model's own messages are kept.
         `split_special_tokens=False` keeps all of them, so that a user's text can end its message.
 
+        With `continue_final_message` the prompt ends with the text of the last message, which must be the assistant's:
+        the answer continues it. `add_generation_prompt` has no effect then.
+
         Raises ConfigError if the model has no chat template and none is given, or it cannot be rendered; OptionError
         for messages of another form, and for `thinking` and variables that the template does not know.
         """
@@ -301,7 +305,9 @@ class Tokenizer:
         template = self._templates.choose(template_str, given)
         described, form = read_messages("messages", messages), self.answer_format
         marked, mark = self._control.marked(described) if split_special_tokens else (described, None)
-        text = self._templates.render(template, marked, form, given, add_generation_prompt, thinking, variables)
+        text = self._templates.render(
+            template, marked, form, given, add_generation_prompt, thinking, variables, continue_final_message
+        )
         return text if mark is None else Prompt.of(text, mark)
 
     def create_stream(self) -> TokenizerStream:

@@ -261,6 +261,33 @@ def test_sessions_keep_what_was_computed_and_are_rewound_edited_and_forked(blank
     assert found["place"][1] == "3 is no place among 2 messages; it must be from 0 to 2"
 
 
+CONTINUED = """async (model) => {
+  const { Capstan } = await import("/capstan/capstan.js");
+  const llm = await Capstan.load(model, { device: "wasm" });
+  const messages = [{ role: "user", content: "hello" }, { role: "assistant", content: "once upon" }];
+  const greedy = { maxTokens: 8, temperature: 0 };
+  const answer = await llm.chat(messages, { ...greedy, continueFinalMessage: true }).result;
+  const params = { messages, max_tokens: 8, temperature: 0, continue_final_message: true };
+  const completion = await llm.chat.completions.create(params);
+  const prompt = await llm.tokenizer.template(messages, { continueFinalMessage: true });
+  const ids = await llm.tokenizer.encode(prompt);
+  const text = await llm.complete(ids, greedy).result;
+  const refused = llm.chat(messages.slice(0, 1), { continueFinalMessage: true }).result;
+  const why = await refused.catch(({ code, message }) => `${code}: ${message}`);
+  llm.close();
+  const texts = [answer.text, completion.choices[0].message.content];
+  return { prompt, why, texts, ids: [answer.tokenIds, text.tokenIds] };
+}"""
+
+
+def test_an_answer_continues_the_assistants_message(blank_page: Page) -> None:
+    found = blank_page.evaluate(CONTINUED, "/models/nano-qwen2")
+    assert found["prompt"].endswith("assistant\nonce upon")
+    assert found["ids"][0] == found["ids"][1] != []
+    assert found["texts"][0] == found["texts"][1]
+    assert found["why"].startswith("OptionError: continue_final_message: the last message has the role 'user'")
+
+
 LIKELY = """async ({ prompt, tokens, model }) => {
   const { Capstan } = await import("/capstan/capstan.js");
   const llm = await Capstan.load(model, { device: "webgpu" });

@@ -18,7 +18,7 @@ from capstan.loading.opening import read_configuration
 from capstan.local.rust_tokenizer import LocalBackend
 from capstan.text.chat_prompts import template_options
 from tests.looped import looped
-from tests.transformers_chats import CALLS, NAMED, TOKENIZERS, TOOL, USER, answered, asked
+from tests.transformers_chats import CALLS, CONTINUED, NAMED, TOKENIZERS, TOOL, USER, answered, answers, asked
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,6 +39,32 @@ def test_prompts_are_those_of_transformers(place: int) -> None:
             tokenizer.apply_chat_template(messages, tools, template_str=template, **variables)
     else:
         assert tokenizer.apply_chat_template(messages, tools, template_str=template, **variables) == wanted["text"]
+
+
+@looped("place", range(len(CONTINUED)))
+def test_a_prompt_ends_with_the_message_that_an_answer_continues(place: int) -> None:
+    call, wanted = CONTINUED[place], answers()["continued"][place]
+    tokenizer, (messages, *_) = tokenizer_of(call["template"]), asked(call["given"])
+    if "error" in wanted:
+        with pytest.raises(ConfigError, match="does not show the whole last message"):
+            tokenizer.apply_chat_template(messages, continue_final_message=True)
+    else:
+        assert tokenizer.apply_chat_template(messages, continue_final_message=True) == wanted["text"]
+
+
+@pytest.mark.parametrize(
+    ("messages", "told"),
+    [
+        ([], "has the role None and the keys none"),
+        ([USER], "has the role 'user' and the keys role, content"),
+        ([USER, {"role": "assistant", "content": []}], "'assistant' and the keys role, content; .* have a text"),
+        ([USER, {"role": "assistant", "content": [{"type": "image"}]}], "'assistant'"),
+        ([USER, {"role": "assistant", "content": "a", "tool_calls": [{}]}], "no tool_calls"),
+    ],
+)
+def test_other_messages_than_an_assistants_text_are_not_continued(messages: list[Any], told: str) -> None:
+    with pytest.raises(OptionError, match=f"continue_final_message: the last message .*{told}"):
+        tokenizer_of(NAMED[0]["template"]).apply_chat_template(messages, continue_final_message=True)
 
 
 def test_arguments_of_calls_may_be_json_as_in_openais_api() -> None:

@@ -241,3 +241,8 @@ def test_pools_are_checked_against_one_another() -> None:
 def test_what_is_no_buffer_is_refused() -> None:
     with pytest.raises(ArgumentTypeError, match="'mask': b.*each value is a DeviceBuffer or a DeviceSpan"):
         pools(io={"mask": bytes(64)})  # type: ignore[dict-item]
+
+
+def test_a_buffer_has_both_of_onnxruntimes_names() -> None:
+    newer = MemoryInfo("WebGPU_Buf", "webgpu", MemoryType.DEFAULT)
+    assert (newer, newer.name) == (STORAGE, "WebGPU_Buffer")

@@ -131,6 +131,8 @@ class TemplateOptions(TypedDict, total=False):
     """Other variables of the chat template by their names, such as reasoning_effort. Variables that the template does
     not have are refused.
     """
+    continue_final_message: bool | None
+    """Whether the answer continues the last message, which is the assistant's; its text is what comes after it."""
 
 
 class CallOptions(TypedDict, total=False):

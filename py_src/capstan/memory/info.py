@@ -23,7 +23,9 @@ class MemoryInfo:
     """Describes a memory in which buffers are made, like onnxruntime's OrtMemoryInfo."""
 
     name: str
-    """onnxruntime's allocator name: 'WebGPU_Buffer', 'WebGPU_Staging' or 'Cpu'."""
+    """onnxruntime's allocator name: 'WebGPU_Buffer', 'WebGPU_Staging' or 'Cpu'. 'WebGPU_Buf', its newer name, becomes
+    'WebGPU_Buffer'.
+    """
     device: str
     """'webgpu', 'wasm' or 'reference'."""
     memory_type: MemoryType
@@ -35,6 +37,10 @@ class MemoryInfo:
     """
     alignment: int = 16
     """The start of an allocation is a multiple of this number of bytes."""
+
+    def __post_init__(self) -> None:
+        if self.name == "WebGPU_Buf":
+            object.__setattr__(self, "name", "WebGPU_Buffer")
 
 
 @dataclass(frozen=True)

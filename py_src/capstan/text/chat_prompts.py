@@ -15,9 +15,11 @@ __all__ = ["ChatTemplates", "template_options", "templates_of_files"]
 THINKING = ("enable_thinking", "thinking")
 """Variables of chat templates: Qwen's and SmolLM3's, Granite's and DeepSeek's."""
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
-OWN = ("messages", "tools", "add_generation_prompt", "template_str")
+OWN = ("messages", "tools", "add_generation_prompt", "continue_final_message", "template_str")
 """Arguments of a prompt that are not passed to its template as variables of the caller."""
 PROBE = "probe"
+END = "\U0003f000 "
+"""Stands after a message that an answer continues; a template that trims messages removes the space."""
 MAIN = "chat_template.jinja"
 MORE = "additional_chat_templates/"
 
@@ -73,11 +75,13 @@ class ChatTemplates:
         add_generation_prompt: bool,
         thinking: bool | None,
         variables: Mapping[str, Any],
+        continues: bool = False,
     ) -> str:
         """The text of a template. `form` is the model's form of calls of tools; `variables` are those besides the usual
-        ones.
+        ones. With `continues` the text ends with that of the last message.
 
-        Raises ConfigError if it cannot be rendered, OptionError for unknown variables.
+        Raises ConfigError if it cannot be rendered, OptionError for unknown variables, and for a last message that no
+        answer continues.
         """
         try:
             from .chat_template import render, variables_of  # noqa: PLC0415  (jinja2 takes long to import)
@@ -86,10 +90,13 @@ class ChatTemplates:
                 f"chat templates need Jinja2, which cannot be imported ({error}); install jinja2, or encode plain text"
             ) from error
         parts_alone = takes_parts_alone(template)
+        told = [*messages]
+        if continues:
+            told[-1:] = [continued(told[-1] if told else {})]
         values: dict[str, Any] = {
             **self._tokens,
-            "messages": [as_templates_take(each, parts_alone) for each in messages],
-            "add_generation_prompt": add_generation_prompt,
+            "messages": [as_templates_take(each, parts_alone) for each in told],
+            "add_generation_prompt": add_generation_prompt and not continues,
             "tools": tools,
             "documents": None,
         }
@@ -100,13 +107,41 @@ class ChatTemplates:
             values["messages"] = history_for(
                 values["messages"], template, form, lambda described: render(template, {**given, "messages": described})
             )
-            return render(template, values)
+            text = render(template, values)
         except OptionError:
             raise
         except Exception as error:
             raise ConfigError(
                 f"tokenizer_config.json: chat_template: cannot be rendered ({error}); pass template_str"
             ) from error
+        return up_to_end(text) if continues else text
+
+
+def continued(message: Mapping[str, Any]) -> dict[str, Any]:
+    """The last message with END after its text. Raises OptionError if it is not the assistant's, or has no text."""
+    content: Any = message.get("content")
+    last = content[-1] if isinstance(content, list | tuple) and content else {"type": "text", "text": content}
+    text = last.get("text") if isinstance(last, Mapping) else None
+    if message.get("role") != "assistant" or not isinstance(text, str) or message.get("tool_calls"):
+        raise OptionError(
+            f"continue_final_message: the last message has the role {message.get('role')!r} and the keys "
+            f"{', '.join(message) or 'none'}; it must be the assistant's, have a text and no tool_calls"
+        )
+    if isinstance(content, str):
+        return {**message, "content": content + END}
+    return {**message, "content": [*content[:-1], {**last, "text": text + END}]}
+
+
+def up_to_end(text: str) -> str:
+    """A rendered text up to END. Raises ConfigError if the template left it out."""
+    before, end, after = text.rpartition(END.rstrip())
+    if not end:
+        raise ConfigError(
+            "tokenizer_config.json: chat_template: does not show the whole last message, so that no answer continues "
+            "it; pass template_str, or leave continue_final_message out"
+        )
+    # As transformers does where a template trims messages.
+    return before if after.startswith(" ") else before.rstrip()
 
 
 def as_templates_take(message: Mapping[str, Any], parts_alone: bool) -> dict[str, Any]:
@@ -157,9 +192,11 @@ def asked_for(thinking: bool | None, variables: Mapping[str, Any], known: Iterab
 
 def template_options(asked: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of Tokenizer.apply_chat_template besides the messages, from a request or a job with `tools`,
-    `thinking` and `chat_template_kwargs`. Raises OptionError.
+    `thinking`, `continue_final_message` and `chat_template_kwargs`. Raises OptionError.
     """
     options = {"tools": asked.get("tools") or None, "thinking": asked.get("thinking")}
+    if asked.get("continue_final_message"):
+        options["continue_final_message"] = True
     variables = asked.get("chat_template_kwargs") or {}
     for name in variables:
         if name in OWN or options.get(name) is not None:

@@ -46,6 +46,8 @@ export interface CompletionParams extends SearchParams {
   reasoning_effort?: string | null;
   /** Not OpenAI's: variables of the chat template; `enable_thinking` is the option `thinking`. */
   chat_template_kwargs?: Record<string, unknown> | null;
+  /** Not OpenAI's: whether the answer continues the last message, which is the assistant's. */
+  continue_final_message?: boolean | null;
   /** With false the first call of an answer counts; others stay in its text. */
   parallel_tool_calls?: boolean;
   /**
@@ -110,6 +112,7 @@ export const PARAMETERS: Kinds = {
   ...{ stop: stops, max_tokens: number, max_completion_tokens: number, logit_bias: fields({}, { others: number }) },
   ...{ n: answers, logprobs: flag, top_logprobs: topLogprobs },
   chat_template_kwargs: fields({ enable_thinking: flag }, { others: plain }),
+  continue_final_message: flag,
   reasoning_effort: text,
   tools: listOf("tools", tool),
   tool_choice: either(
@@ -187,6 +190,7 @@ export function chatOptions(params: CompletionParams, { tools, choice }: Tools, 
       throw refused("reasoning_effort stands in chat_template_kwargs, too; give it once");
     variables["reasoning_effort"] = params.reasoning_effort;
   }
+  if (params.continue_final_message) options.continueFinalMessage = true;
   if (Object.keys(variables).length) options.chatTemplateKwargs = variables;
   for (const [name, option] of SEARCH) if (params[name] != null) options[option] = params[name];
   if (params.stop != null) options.stop = params.stop;
