@@ -215,7 +215,7 @@ REQUESTS: dict[str, tuple[dict[str, Any], str, list[str]]] = {
     "max_length": ({"search": {"max_length": 513}}, "OptionError", ["513", "context_length", "512"]),
     "run_ahead": ({"run_ahead": 65}, "OptionError", ["run_ahead is 65", "from 1 to 64"]),
     "no_run_ahead": ({"run_ahead": 0}, "OptionError", ["run_ahead is 0"]),
-    "device": ({"device": "cuda"}, "OptionError", ["'cuda'", "'webgpu', 'wasm' or 'auto'"]),
+    "device": ({"device": "cuda"}, "OptionError", ["'cuda'", "'webgpu', 'wasm', 'auto' or null"]),
     "capture": ({"capture": "video"}, "OptionError", ["'video'", "'tape', 'ort', 'off'"]),
 }
 
