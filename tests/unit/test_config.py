@@ -250,11 +250,16 @@ def test_every_decoder_type_of_genai_is_taken_or_has_its_reason() -> None:
 
 
 def test_session_options_that_mean_nothing_here_are_listed_by_their_paths() -> None:
-    options = {"log_id": "x", "made_up": 1, "provider_options": [{"cuda": {"a": "1"}}, {"WebGPU": {"b": "2"}}]}
+    webgpu = {"b": "2", "storageBufferCacheMode": "bucket", "validationMode": "basic"}
+    options = {"log_id": "x", "made_up": 1, "provider_options": [{"cuda": {"a": "1"}}, {"WebGPU": webgpu}]}
     config = parse_genai_config(changed("model.decoder.session_options", options))
     section = "model.decoder.session_options"
-    assert config.decoder.unknown_options == (f"{section}.made_up", f"{section}.provider_options[1].WebGPU.b")
-    assert parse_genai_config(json.dumps(GOOD)).decoder.unknown_options == ()
+    assert config.decoder.unused_options == (
+        f"{section}.made_up (unknown to Capstan)",
+        f"{section}.provider_options[1].WebGPU.b (unknown to Capstan)",
+        f"{section}.provider_options[1].WebGPU.storageBufferCacheMode (Capstan plans buffers itself)",
+    )
+    assert parse_genai_config(json.dumps(GOOD)).decoder.unused_options == ()
 
 
 def test_the_length_at_which_long_rope_begins_is_read() -> None:
@@ -274,7 +279,7 @@ def test_the_accuracy_of_products_by_quantized_weights_is_read() -> None:
     path, option = "model.decoder.session_options", "session.qdq_matmulnbits_accuracy_level"
     for value in (4, "4"):
         decoder = parse_genai_config(changed(path, {option: value})).decoder
-        assert (decoder.qdq_accuracy, decoder.unknown_options) == (4, ())
+        assert (decoder.qdq_accuracy, decoder.unused_options) == (4, ())
     assert parse_genai_config(json.dumps(GOOD)).decoder.qdq_accuracy == 0
     with pytest.raises(ConfigError, match=rf"{option}: expected a level from 0 to 4, got"):
         parse_genai_config(changed(path, {option: "5"}))

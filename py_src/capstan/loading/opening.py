@@ -320,9 +320,8 @@ async def read_small_files(
         if config.no_tokens:
             vocabulary = f"the vocabulary has {config.vocab_size} tokens"
             fall_back(f"{', '.join(config.no_tokens)} of {config.name}", vocabulary, "the model is run without")
-        if config.decoder.unknown_options:
-            what = ", ".join(config.decoder.unknown_options)
-            fall_back(f"options of {config.name}", f"{what} unknown to Capstan", "the model is run without them")
+        if unused := config.decoder.unused_options:
+            fall_back(f"options of {config.name}", ", ".join(unused), "the model is run without them")
     except BaseException:
         # Their results and errors are ignored.
         tokenizer.add_done_callback(lambda ended: ended.cancelled() or ended.exception())

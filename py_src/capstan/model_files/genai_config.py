@@ -24,7 +24,7 @@ from .session_settings import (
     listed_providers,
     qdq_accuracy,
     rope_joined_at,
-    unknown_options,
+    unused_options,
 )
 
 __all__ = [
@@ -123,8 +123,8 @@ class DecoderConfig:
     graph."""
     providers: tuple[str, ...] | None = None
     """The names of execution providers, in order; None for a repository, which has none."""
-    unknown_options: tuple[str, ...] = ()
-    """JSON paths below `model.decoder` of session options that Capstan does not know."""
+    unused_options: tuple[str, ...] = ()
+    """The session options without an effect, each with its JSON path and the reason."""
     cross: tuple[str, ...] = ()
     """Names of the inputs for an encoder's outputs, `%d` for the layer, in the order of EncoderConfig.cross."""
 
@@ -321,7 +321,7 @@ def parse_genai_config(data: str | bytes, name: str = "genai_config.json") -> Ge
             capture=graph_capture(session_options),
             kv_cache_bits=kv_cache_bits(session_options),
             providers=tuple(name for item in listed_providers(session_options) for name in item.value),
-            unknown_options=unknown_options(session_options),
+            unused_options=unused_options(session_options),
             cross=cross_names(inputs, "cross_past_%s_names", "past_%s_cross_%%d") if hears else (),
         ),
         encoder=encoder_config(model) if hears else None,
@@ -408,7 +408,7 @@ def with_session_options(config: GenaiConfig, name: str, session_options: Any) -
         capture=graph_capture(section),
         kv_cache_bits=kv_cache_bits(section),
         disable_file_mapped_weights=disables_store(section),
-        unknown_options=unknown_options(section),
+        unused_options=unused_options(section),
     )
     return replace(config, decoder=decoder)
 

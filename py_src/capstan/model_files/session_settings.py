@@ -15,7 +15,7 @@ __all__ = [
     "listed_providers",
     "qdq_accuracy",
     "rope_joined_at",
-    "unknown_options",
+    "unused_options",
 ]
 
 # Known options of the decoder's sessions: logging, threads, memory arenas and the CPU fallback, which change no result.
@@ -33,6 +33,20 @@ CACHE_BITS = "kvCacheQuantizationBits"
 WEBGPU = ("webgpu", "webgpuexecutionprovider")
 PROVIDERS = (*WEBGPU, "cpu", "cpuexecutionprovider")
 WEBGPU_OPTIONS = {DISABLE_STORE, CAPTURE, "validationMode", LONG_ROPE, CACHE_BITS}
+BUFFERS = "Capstan plans buffers itself"
+BROWSERS = "the browser decides it"
+UNUSED = {
+    **dict.fromkeys(("deviceId", "dawnBackendType", "preserveDevice", "enablePIXCapture"), BROWSERS),
+    **dict.fromkeys(("dawnProcTable", "webgpuInstance", "webgpuDevice"), "a page has no such pointer"),
+    **dict.fromkeys((f"{kind}BufferCacheMode" for kind in ("storage", "uniform", "queryResolve", "default")), BUFFERS),
+    "powerPreference": "a page asks for the GPU of high performance",
+    "maxNumPendingDispatches": "the tape sends whole steps",
+    "maxStorageBufferBindingSize": "the limit is the adapter's",
+    "forceCpuNodeNames": "all nodes of a decode step run on the GPU",
+    "preferredLayout": "onnxruntime-web's own default stays",
+    "custom_ops_library": "a page loads no native library",
+}
+"""Options of native configurations that have no effect here, with the reasons."""
 
 
 @dataclass(frozen=True)
@@ -64,11 +78,16 @@ def listed_providers(session_options: Section) -> list[Section]:
     return [Section(session_options.file, f"{path}[{i}]", item) for i, item in enumerate(value)]
 
 
-def unknown_options(session_options: Section) -> tuple[str, ...]:
-    """The paths of session options, and of WebGPU's options, that are not among those known."""
+def unused_options(session_options: Section) -> tuple[str, ...]:
+    """The session options, and WebGPU's options, that have no effect: path and reason of each."""
     sections = [(session_options, SESSION_OPTIONS)]
     sections += [(options, WEBGPU_OPTIONS) for options in webgpu_options(session_options)]
-    return tuple(f"{section.path}.{name}" for section, known in sections for name in section.value if name not in known)
+    return tuple(
+        f"{section.path}.{name} ({UNUSED.get(name, 'unknown to Capstan')})"
+        for section, known in sections
+        for name in section.value
+        if name not in known
+    )
 
 
 def disables_store(session_options: Section) -> bool:
