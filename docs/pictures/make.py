@@ -38,7 +38,6 @@ FILM = (800, 420)
 """Pixels of the film."""
 FRAME_MS = 150
 MOST_FRAMES = 200
-RACED = re.compile("^(All picked the same ids|Ids differ|The race ended)")
 
 
 class Photographer:
@@ -123,15 +122,6 @@ def main() -> None:
         wide.screenshot(path=ICONS / "preview.png")
         camera.film(wide, "demo-answers", "Give me three tips for a good night's sleep.")
         camera.take(camera.opened("dark", 390, 760), "demo-phone")
-        if args.adapter == "hardware":
-            wide.click("#drawer-open")
-            wide.wait_for_timeout(2000)
-            camera.take(wide, "demo-inside")
-            race = camera.opened("light", 1200, 760)
-            race.click("#race-open")
-            race.click("#race-start")
-            expect(race.locator("#race-note")).to_have_text(RACED, timeout=WAIT_MS)
-            camera.take(race, "demo-race")
         browser.close()
 
 

@@ -188,9 +188,8 @@ function showFigures(on: boolean): void {
   element("figures", HTMLElement).classList.toggle("none", !on);
 }
 
-/** The pace as this page sees it; a finished run shows Python's numbers instead. */
-export function showPace({ generating, first, last, tokens }: Pace): void {
-  showFigures(true);
+/** Note the pace as this page sees it, for a run that is stopped; a finished run shows Python's numbers instead. */
+export function notePace({ generating, first, last, tokens }: Pace): void {
   say("tokens", String(tokens));
   if (tokens === 1) say("first", milliseconds(first - generating));
   if (tokens > 1 && last > first) say("speed", ((1000 * (tokens - 1)) / (last - first)).toFixed(1));
@@ -228,6 +227,7 @@ function showCounters(counters: Record<string, number>): void {
 }
 
 export function showStopped(tokens: number): void {
+  showFigures(tokens > 0);
   say("tokens", String(tokens));
   say("finish", "stop");
 }

@@ -293,7 +293,7 @@ export class Running {
     run.first ||= run.last;
     run.tokens++;
     if (run.tokens === 1 && !turn.continues) this.chat.showStatus("Answering");
-    diagnostics.showPace(run);
+    diagnostics.notePace(run);
   }
 
   /** Show a step, and that of an answer after some time once more: without a GPU some take minutes. */
