@@ -90,7 +90,7 @@ def page(
     other.close()
 
 
-@pytest.mark.extended  # Together they take minutes, and web_models has waited without end on a busy machine.
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("document", PAGES)
 def test_the_code_of_a_document_runs_and_prints_what_is_documented(
     page: Page, errors: list[str], document: str
