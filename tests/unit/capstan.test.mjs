@@ -11,6 +11,7 @@ const LOADED = {
   device: "wasm",
   adapter: "cpu",
   context_length: 64,
+  max_length: 48,
   can_chat: true,
   begin_token_id: 0,
   load_times: { read: [0, 2] },
@@ -1038,4 +1039,18 @@ test("a session sends its answers back without their reasoning", async () => {
     asked.at(-1).messages.map(({ content }) => content),
     ["one", "ab", "two"],
   );
+});
+
+test("a session takes several messages at once, and an answer that continues one is a part of it", async () => {
+  const llm = await load();
+  assert.equal(llm.stats().maxLength, 48);
+  const session = llm.session();
+  const begun = { role: "assistant", content: "Well, " };
+  const messages = [{ role: "user", content: "one" }, { role: "user", content: "two" }, begun];
+  assert.equal((await session.send(messages, { continueFinalMessage: true }).result).answer, "ab");
+  assert.deepEqual([asked.at(-1).messages, asked.at(-1).continue_final_message], [messages, true]);
+  assert.deepEqual(session.messages, [...messages.slice(0, 2), { role: "assistant", content: "Well, ab" }]);
+  const parts = { role: "assistant", content: [{ type: "text", text: "So " }] };
+  await session.send(parts, { continueFinalMessage: true }).result;
+  assert.deepEqual(session.messages.at(-1).content, [...parts.content, { type: "text", text: "ab" }]);
 });

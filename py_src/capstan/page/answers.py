@@ -94,6 +94,7 @@ async def get_ready(session: PageSession, request: LoadRequest) -> dict[str, Any
         "device": model.device_type,
         "adapter": model.adapter,
         "context_length": model.config.context_length,
+        "max_length": chat_length(model, request.get("max_length")),
         "can_chat": can_chat,
         "begin_token_id": begin_of(model.config),
         "model": facts_report(model.facts, model.search),

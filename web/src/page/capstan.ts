@@ -122,6 +122,8 @@ export interface Stats {
   /** The result of each pass over the tape, or the reason why it changed nothing. */
   tapePasses: Record<string, string>;
   contextLength: number;
+  /** The most tokens of a conversation, prompt and answer together: the option of the load, or the default. */
+  maxLength: number;
   /** Whether the model has a chat template; without one `chat` rejects with ConfigError. */
   canChat: boolean;
   /** When each phase of the load began and ended, in milliseconds. */
@@ -332,7 +334,12 @@ export class Capstan {
   stats(): Stats {
     const { ready_ms: pythonMs, python } = this.client.readiness;
     const { model, device, adapter } = this.about;
-    const { can_chat: canChat, context_length: contextLength, load_times: loadTimes } = this.about;
+    const {
+      can_chat: canChat,
+      context_length: contextLength,
+      max_length: maxLength,
+      load_times: loadTimes,
+    } = this.about;
     const { capture = null, capture_note: captureNote = null, tape_passes: tapePasses = {} } = this.readyNow() ?? {};
     const decoding = { device, adapter, capture, captureNote, tapePasses };
     const { shared, note: sharedNote } = this.client.sharing;
@@ -340,6 +347,7 @@ export class Capstan {
       model,
       ...decoding,
       contextLength,
+      maxLength,
       canChat,
       loadTimes,
       pythonMs,

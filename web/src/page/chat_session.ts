@@ -38,14 +38,15 @@ export class Session {
   }
 
   /**
-   * Say something, a text as the user, and have it answered. The answer, without its reasoning, is a message once the
-   * run's result is there, as far as it came if the run was aborted; if the run fails, the session is what it was before.
-   * Calls of tools are `tool_calls` of that message: send what they returned as messages of the role "tool".
+   * Say something, a text as the user, or one or several messages, and have it answered. The answer, without its
+   * reasoning, is a message once the run's result is there, as far as it came if the run was aborted; it is a part of the
+   * last message if it continues that one. If the run fails, the session is what it was before. Calls of tools are
+   * `tool_calls` of that message: send what they returned as messages of the role "tool".
    */
-  send(message: string | Message, options: ChatOptions = {}): Run {
+  send(message: string | Message | readonly Message[], options: ChatOptions = {}): Run {
     this.requireIdle();
     const said = typeof message === "string" ? { role: "user", content: message } : message;
-    return this.perform([...this.kept, heldMessage(said)], options);
+    return this.perform([...this.kept, ...[said].flat().map(heldMessage)], options);
   }
 
   /** Answer the last message that is not the model's once more; the answers after it go. */
@@ -99,7 +100,12 @@ export class Session {
         // A model that goes on after its calls goes on from what it thought before them.
         const thought = reasoning ? { reasoning_content: reasoning } : {};
         const calls = toolCalls.length ? { tool_calls: toolCalls, ...thought } : {};
-        this.kept = [...asked, { role: "assistant", content: answer, ...calls }];
+        const continues = options.continueFinalMessage ?? false;
+        const begun = continues ? asked.at(-1)! : { role: "assistant", content: "" };
+        const { content } = begun;
+        const whole =
+          typeof content === "string" ? content + answer : [...content, { type: "text" as const, text: answer }];
+        this.kept = [...asked.slice(0, continues ? -1 : asked.length), { ...begun, content: whole, ...calls }];
       },
       () => {
         this.running = false;

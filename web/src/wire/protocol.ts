@@ -36,6 +36,8 @@ export interface LoadResult {
   device: string;
   adapter: string;
   context_length: number;
+  /** The most tokens of a conversation. */
+  max_length: number;
   /** Whether the model has a chat template. */
   can_chat: boolean;
   /** The token with which the model's texts begin; where it has none, the one that ends them. */
