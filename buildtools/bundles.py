@@ -23,7 +23,12 @@ __all__ = [
 ]
 
 SOURCES = ROOT / "web/src"
-ENTRIES = {"capstan": SOURCES / "page/capstan.ts", "chat": SOURCES / "chat/chat.ts", "ai": SOURCES / "page/ai.ts"}
+ENTRIES = {
+    "capstan": SOURCES / "page/capstan.ts",
+    "chat": SOURCES / "chat/chat.ts",
+    "ai": SOURCES / "page/ai.ts",
+    "prompt-api": SOURCES / "prompt_api/prompt_api.ts",
+}
 """The entries of the npm package."""
 CLIENT_AND_WORKER = {
     "capstan.js": ENTRIES["capstan"],

@@ -28,6 +28,7 @@ TYPESCRIPT = "web/src"
 FOLDERS = {
     "chat": "The element <capstan-chat>.",
     "page": "The page's half: Capstan, runs, sessions, completions, stored models.",
+    "prompt_api": "The Prompt API: LanguageModel over Capstan.",
     "wire": "What page and worker share: messages, requests, errors, where files are.",
     "worker": "The worker's half: Python, onnxruntime-web, the engine that Python drives.",
     "worker/gpu": "The watched device, recorder, player, kernels, sampler, ring.",

@@ -36,10 +36,12 @@ HARNESS = ("harness.html", "harness.js")
 KEPT_OFFLINE = {".css", ".html", ".js", ".json", ".mjs", ".png", ".svg", ".wasm", ".webmanifest", ".whl", ".zip"}
 """The endings of files that the service worker keeps."""
 PACKAGE = "capstan-webgpu"
-BESIDE = {"ai": [], "chat": [f"--external:{name}" for name in ON_DEMAND]}
+BESIDE = {"ai": [], "chat": [f"--external:{name}" for name in ON_DEMAND], "prompt-api": []}
 """The package's other entries, as capstan-webgpu/NAME, and how they are bundled; they import the first one."""
 JSX = sorted((ROOT / "web/jsx").glob("*.d.ts"))
 """Types of the element in the markup of frameworks. They augment modules of theirs, so each is an import of its own."""
+WITH_EFFECTS = ("chat", "prompt-api")
+"""Those that define an element or a global."""
 IN_DEVELOPMENT = "dev/{}.jsx"
 """An entry for development servers. Vite up to 7 bundles dependencies into a folder of its own, away from the files
 that they name by `new URL`; it does not move packages whose entry has this ending."""
@@ -164,7 +166,7 @@ def npm_package(target: Path) -> Path:
         bundle(ENTRIES[name], package / f"{name}.js", [*flags, *first])
     bundle_on_demand(package)
     source = json.loads((ROOT / "package.json").read_text(encoding="utf-8"))
-    entries = {".": ("capstan", "index")} | {f"./{name}": (name, name) for name in BESIDE}
+    entries = {".": ("capstan", "index")} | {f"./{name}": (ENTRIES[name].stem, name) for name in BESIDE}
     (package / "dev").mkdir()
     for _, name in entries.values():
         (package / IN_DEVELOPMENT.format(name)).write_text(f'export * from "../{name}.js";\n')
@@ -185,8 +187,9 @@ def npm_package(target: Path) -> Path:
             "./capstan/*": "./capstan/*",
         },
         "bin": {"capstan-webgpu": "bin/capstan-webgpu.mjs"},
-        # It defines an element.
-        "sideEffects": ["./chat.js", f"./{IN_DEVELOPMENT.format('chat')}"],
+        "sideEffects": [
+            place for name in WITH_EFFECTS for place in (f"./{name}.js", f"./{IN_DEVELOPMENT.format(name)}")
+        ],
         # types/ai.d.ts names it; the AI SDK brings it, and pages without the SDK may have any version.
         "peerDependencies": {SPECIFICATION: "*"},
         "peerDependenciesMeta": {SPECIFICATION: {"optional": True}},
@@ -253,7 +256,7 @@ def declare_types(target: Path) -> None:
     flags: list[str | Path] = ["--noEmit", "false", "--declaration", "--emitDeclarationOnly", "--outDir", made]
     run_tool(["node", tsc, "--project", "tsconfig.json", *flags], "mend what build.py check reports")
     target.mkdir(parents=True)
-    names = ["capstan", *BESIDE]
+    names = ["capstan", *(ENTRIES[name].stem for name in BESIDE)]
     # Those that are named on the way are after them in the list.
     for name in names:
         declared = next(made.rglob(f"web/src/*/{name}.d.ts")).read_text(encoding="utf-8")

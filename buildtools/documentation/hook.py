@@ -42,6 +42,7 @@ SOUGHT = {
     "porting_transformers_js.md": ("transformers.js",),
     "porting_webllm.md": ("webllm", "mlc"),
     "porting_wllama.md": ("wllama", "llama.cpp"),
+    "prompt_api.md": ("prompt api", "languagemodel", "window.ai", "gemini nano", "polyfill"),
     "pyodide.md": ("notebook", "jupyterlite", "marimo", "pyscript", "micropip"),
     "questions.md": ("faq", "cors", "licence"),
     "rerankers.md": ("reranker", "rerank", "cross-encoder"),

@@ -147,6 +147,7 @@ def test_the_package_works_from_another_origin_and_tells_where_it_is_not(
 TYPED = """import { Capstan, CapstanError, type LoadProgress, type RunResult } from "capstan-webgpu";
 import { capstanModel } from "capstan-webgpu/ai";
 import "capstan-webgpu/chat";
+import { install, LanguageModel } from "capstan-webgpu/prompt-api";
 const onProgress = ({ status, total }: LoadProgress) => console.log(status.length, total + 1);
 const llm: Capstan = await Capstan.load("model/", { onProgress });
 const run = llm.chat([{ role: "user", content: "hello" }], { temperature: 0.7, stop: [";"] });
@@ -154,6 +155,8 @@ for await (const part of run) console.log(part.length);
 const result: RunResult = await run.result;
 console.log(result.tokenIds.length, llm.stats().runs, new CapstanError({ type: "a", message: "b" }).code);
 console.log(capstanModel(llm).modelId.length, document.querySelector("capstan-chat")!.messages.length);
+const talk: LanguageModel = await LanguageModel.create({ initialPrompts: [{ role: "system", content: "be" }] });
+console.log(install({ model: "model/", force: true }), (await talk.prompt("hello")).length);
 // @ts-expect-error the version of the AI SDK's specification
 capstanModel(llm).specificationVersion satisfies "v3";
 // @ts-expect-error an option that there is not
@@ -215,7 +218,9 @@ def test_the_npm_package_holds_the_library_its_types_and_every_licence(package: 
         "index.js",
         "ai.js",
         "chat.js",
+        "prompt-api.js",
         "types/ai.d.ts",
+        "types/prompt_api.d.ts",
         "types/chat.d.ts",
         "bin/capstan-webgpu.mjs",
         "capstan/capstan.js",

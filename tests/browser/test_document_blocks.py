@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, FilePayload, Page
 
+from buildtools.bundles import ENTRIES, bundle
 from capstan_host.headless.chromium import flags
 from capstan_host.site_server import SiteServer
 from capstan_host.testing.harness import watch
@@ -55,11 +56,17 @@ GIVEN = {"hear": {"input": SOUND}, "see": {"input": PICTURE}, "see_and_hear": {"
 """The files that a document's reader picks."""
 OF_RANDOM_WEIGHTS = re.compile(r'"(onnx-community|Xenova|HuggingFaceTB)/')
 """These repositories have random weights here: readers see another output."""
-IMPORT = 'import { Capstan } from "capstan-webgpu";\n'
+IMPORT = re.compile(r'^import .*"capstan-webgpu(?:/prompt-api)?";\n', re.MULTILINE)
+PROMPT_API = """async () => {
+  // Chromium has one, without a model.
+  delete window.LanguageModel;
+  window.install = (await import("/prompt_api.js")).install;
+}"""
 PAGES = (
     *("web", "web_load", "web_tokens", "web_models", "web_openai", "chat", "tools", "guidance"),
     *("large_models", "offline", "speed_here", "costs", "README", "porting_webllm", "porting_wllama"),
     *("porting_transformers_js", "embeddings", "rerankers", "hear", "see", "speak", "see_and_hear", "trace"),
+    "prompt_api",
 )
 
 
@@ -81,6 +88,9 @@ def page(
     arguments = ["--headless=new", *flags("software"), *fake]
     other = browser.browser_type.launch(executable_path=str(quick_browser), args=arguments)
     context = other.new_context()
+    client = ["--alias:capstan-webgpu=/capstan/capstan.js", "--external:/capstan/capstan.js"]
+    script = bundle(ENTRIES["prompt-api"], folder / "prompt_api.js", client)
+    context.route("**/prompt_api.js", lambda route: route.fulfill(path=script, content_type="text/javascript"))
     with chat_model_beside(site), hub_at_its_address(context, repositories(folder)):
         page = context.new_page()
         watch(page, errors)
@@ -97,9 +107,11 @@ def test_the_code_of_a_document_runs_and_prints_what_is_documented(
 ) -> None:
     blocks = examples(document, "js")
     assert blocks
+    if document == "prompt_api":
+        page.evaluate(PROMPT_API)
     for field, file in GIVEN.get(document, {}).items():
         page.locator(f"#{field}").set_input_files(file)
-    printed = page.evaluate(RUN, [code.replace(IMPORT, "") for code, _ in blocks])
+    printed = page.evaluate(RUN, [IMPORT.sub("", code) for code, _ in blocks])
     for lines, (code, documented) in zip(printed, blocks, strict=True):
         if documented or not OF_RANDOM_WEIGHTS.search(code):
             assert prints(lines, documented), f"{code}\nprints\n" + "\n".join(lines)

@@ -50,7 +50,8 @@ def test_every_public_name_is_in_an_example() -> None:
     names = set().union(*(exported(file) for file in ENTRIES.values()))
     assert {"Capstan", "Client", "RunResult", "StoredFile", "ChatTurn", "capstanModel"} < names
     code = program()
-    assert {name for name in names if not re.search(rf"\b{name}\b", code.split("\n", 4)[4])} == set()
+    body = code.split("\n", len(ENTRIES) + 1)[-1]
+    assert {name for name in names if not re.search(rf"\b{name}\b", body)} == set()
 
 
 def test_the_examples_are_of_the_types_that_are_exported(tmp_path: Path) -> None:

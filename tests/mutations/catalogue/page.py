@@ -214,6 +214,22 @@ PAGE = (
         unit("web_api"),
     ),
     Mutation(
+        "prompt_api.initial",
+        "web/src/prompt_api/prompt_session.ts",
+        'this.setting.initial || (messages[0]?.role === "system" ? 1 : 0)',
+        "0",
+        "a full context loses the messages at the beginning of a session of the Prompt API",
+        unit("web_api"),
+    ),
+    Mutation(
+        "prompt_api.rewind",
+        "web/src/prompt_api/prompt_session.ts",
+        "else if (!unsent) this.talk.rewind(length);",
+        "",
+        "a prompt that fails stays in a session of the Prompt API",
+        unit("web_api"),
+    ),
+    Mutation(
         "wgsl.nested",
         "web/src/worker/gpu/wgsl.ts",
         'if (word === "else") active = innermost.outer && !innermost.taken;',
