@@ -291,7 +291,7 @@ class Tokenizer:
         `get_chat_template`. `thinking` is whether the model reasons before it answers; None leaves that to the
         template, whose other `variables` (reasoning_effort) are further arguments.
 
-        Control tokens in the texts of messages have no effect: `encode` splits them into tokens of text. Only those of
+        Control tokens in the texts of messages and tools have no effect: `encode` splits them into tokens of text. Only those of
         system messages and the marks of calls and reasoning in the model's own messages are kept.
         `split_special_tokens=False` keeps all of them, so that a user's text can end its message.
 
@@ -304,9 +304,10 @@ class Tokenizer:
         given = None if tools is None or tools == "" else read_tools("tools", tools)
         template = self._templates.choose(template_str, given)
         described, form = read_messages("messages", messages), self.answer_format
-        marked, mark = self._control.marked(described) if split_special_tokens else (described, None)
+        split = self._control.marked(described, given) if split_special_tokens else (described, given, None)
+        shown, offered, mark = split
         text = self._templates.render(
-            template, marked, form, given, add_generation_prompt, thinking, variables, continue_final_message
+            template, shown, form, offered, add_generation_prompt, thinking, variables, continue_final_message
         )
         return text if mark is None else Prompt.of(text, mark)
 

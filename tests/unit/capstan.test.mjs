@@ -882,6 +882,10 @@ test("calls of tools are parts of an answer, also of one that is aborted, and me
   const message = { role: "assistant", content: "", tool_calls: [call], reasoning_content: "Hm." };
   assert.deepEqual(session.messages.at(-1), message);
   assert.deepEqual([asked.at(-1).called, asked.at(-1).most_calls], [["time"], 1]);
+  await llm.chat([{ role: "user", content: "Hi" }], { tools, strictTools: true }).result;
+  assert.deepEqual([asked.at(-1).called, asked.at(-1).call_optional], [["time"], true]);
+  await llm.chat([{ role: "user", content: "Hi" }], { tools, strictTools: true, toolChoice: "required" }).result;
+  assert.deepEqual([asked.at(-1).called, asked.at(-1).call_optional], [["time"], undefined]);
   const aborted = session.send(
     { role: "tool", tool_call_id: call.id, content: "9" },
     { tools, toolChoice: "required" },

@@ -15,7 +15,7 @@ from capstan.errors import GuidanceError, OptionError
 from capstan.generation.answer import forced_call
 from capstan.guidance import Guidance
 from capstan.guidance.vocabulary import SpecialTokens
-from capstan.text.answer_formats import ANY_MODEL, FORMATS, AnswerFormat
+from capstan.text.answer_formats import ANY_MODEL, FORMATS, PLAIN, AnswerFormat
 from capstan.text.answer_reader import functions_of
 from capstan.text.call_forms import Parameters, json_text
 from capstan.text.call_grammar import call_grammar, without
@@ -64,7 +64,7 @@ def automaton_for(data: str) -> Any:
 
 def fits(form: AnswerFormat, functions: Mapping[str, Any], text: str, **options: Any) -> bool:
     """Whether a text is a call by the grammar."""
-    data = call_grammar(form, functions, {}, begun=options.pop("begun", False))
+    data = call_grammar(form, functions, {}, begun=options.get("begun", False), optional=options.get("optional", False))
     automaton = automaton_for(data)
     position = automaton.after(automaton.start, text.encode())
     return position is not None and automaton.may_end(position)
@@ -208,3 +208,34 @@ def test_ids_are_of_nine_characters_and_thoughts_named_as_the_template_asks() ->
     assert first["thinking"] == "hm"
     assert first["tool_calls"][0]["id"] == second["tool_call_id"] != "call_0123"
     assert len(second["tool_call_id"]) == 9
+
+
+@pytest.mark.parametrize("form", [*FORMATS, PLAIN], ids=lambda form: form.name)
+def test_an_answer_may_be_text_and_a_call_in_it_is_held(form: AnswerFormat) -> None:
+    functions = functions_of(TOOLS)
+    marks = [mark for mark in form.marks if mark[0] in "<[" and "NAME" not in mark]
+    ids = {mark: 300 + number for number, mark in enumerate(marks)}
+    for begun in (False, True):
+        data = call_grammar(form, functions, ids, begun=begun and not form.channels, optional=True)
+        automaton = Guidance("lark_grammar", data, special=lambda: SpecialTokens(ids)).automaton()
+        assert not automaton.ambiguous, "the GPU makes its masks"
+    own = form.calls or ANY_MODEL
+    call = own.write("weather", {"city": "Rome", "days": 5, "flag": False})
+    in_json = own.before[0].startswith("{")
+    said = "<|channel|>final<|message|>It is <b>warm</b>." if form.channels else "It is <b>warm</b> [so]."
+    reasons = f"{form.thinking[0]}Hm, {own.before[0][:-1]}.{form.thinking[1]}\n"
+    for text, good in {
+        **({"": True, " ": True, said + call: True} if not form.channels else {}),
+        said: True,
+        call: True,
+        own.write("weather", {"days": 5}): False,
+        own.write("now", {}): False,
+        call + "more": False,
+        call[:-1]: False,
+        **({reasons + said: True, reasons + call: True} if form.thinking[0][0] == "<" and not form.channels else {}),
+    }.items():
+        assert fits(form, functions, text, optional=True) == good, text
+        if good:
+            held = read_anyhow(form, text, held=True)
+            called = call in text and not (in_json and said in text)
+            assert held["calls"] == ([["weather", {"city": "Rome", "days": 5, "flag": False}]] if called else [])

@@ -43,15 +43,16 @@ class AnswerStream:
         before: Sequence[int] = (),
         stops: Sequence[str] = (),
         forced: bool = False,
+        held: bool = False,
         in_json: bool = False,
         most_calls: int | None = None,
     ) -> None:
-        """`prompt` is the rendered prompt, `before` has its ids; AnswerReader documents `forced`. With `in_json` the
+        """`prompt` is the rendered prompt, `before` has its ids; AnswerReader documents `forced` and `held`. With `in_json` the
         whole answer fits a schema and has no reasoning, not even after an opened `<think>`.
         """
         form = tokenizer.answer_format
         begun = begins_reasoning(prompt, form) and not in_json
-        self._reader = AnswerReader(form, tools, begun=begun, forced=forced, most=most_calls)
+        self._reader = AnswerReader(form, tools, begun=begun, forced=forced, held=held, most=most_calls)
         self._tokenizer = tokenizer
         marks = form.marks if tools else form.thinking_marks
         self._kept = {id_: text for text, id_ in tokenizer.special_ids.items() if text in marks}
@@ -141,10 +142,16 @@ def begins_reasoning(prompt: str, form: AnswerFormat) -> bool:
 
 
 def forced_call(
-    tokenizer: AnswerTokenizer, prompt: str, tools: Sequence[Mapping[str, Any]], names: Sequence[str]
+    tokenizer: AnswerTokenizer,
+    prompt: str,
+    tools: Sequence[Mapping[str, Any]],
+    names: Sequence[str],
+    *,
+    optional: bool = False,
 ) -> str:
-    """The Lark grammar of a call of one of the named tools after a rendered prompt. Raises OptionError for a name that
-    no tool has, GuidanceError for parameters that no grammar can express.
+    """The Lark grammar of a call of one of the named tools after a rendered prompt, with `optional` of a text that
+    such a call may end. Raises OptionError for a name that no tool has, GuidanceError for parameters that no grammar
+    can express.
     """
     functions = functions_of(tools)
     for name in names:
@@ -160,4 +167,4 @@ def forced_call(
                 raise GuidanceError(f"tools: the parameters of {name}: {error}") from error
     form = tokenizer.answer_format
     chosen = {name: functions[name] for name in names}
-    return call_grammar(form, chosen, tokenizer.special_ids, begun=begins_reasoning(prompt, form))
+    return call_grammar(form, chosen, tokenizer.special_ids, begun=begins_reasoning(prompt, form), optional=optional)

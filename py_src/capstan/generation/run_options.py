@@ -140,5 +140,7 @@ class CallOptions(TypedDict, total=False):
 
     called: list[str] | None
     """The names of tools of which the answer must call one, in place of a grammar; by default the model chooses."""
+    call_optional: bool | None
+    """With `called`: the answer may be a text, too. A grammar holds a call to the parameters of its tool."""
     most_calls: int | None
     """The number of calls after which further calls stay in the answer's text; by default there is no limit."""

@@ -57,7 +57,9 @@ def with_call(tokenizer: Tokenizer, request: ChatRequest) -> ChatRequest:
         return request
     if request.get("guidance") is not None:
         raise OptionError("the request requires both a call of a tool and a grammar: give one of the two")
-    data = forced_call(tokenizer, rendered(tokenizer, request), request.get("tools") or [], names)
+    optional = request.get("call_optional") is True
+    prompt = rendered(tokenizer, request)
+    data = forced_call(tokenizer, prompt, request.get("tools") or [], names, optional=optional)
     return {**request, "guidance": {"type": "lark_grammar", "data": data}}
 
 
@@ -65,14 +67,16 @@ def answer_stream(
     tokenizer: Tokenizer, request: ChatRequest, prompt: str, ids: Sequence[int], stops: Sequence[str]
 ) -> AnswerStream:
     """The reader of the answer after a rendered prompt with these ids."""
-    forced, guidance = request.get("called") is not None, request.get("guidance")
+    called, guidance = request.get("called") is not None, request.get("guidance")
+    held = called and request.get("call_optional") is True
     return AnswerStream(
         tokenizer,
         prompt,
         request.get("tools"),
         before=ids,
         stops=stops,
-        forced=forced,
+        forced=called and not held,
+        held=held,
         in_json=guidance is not None and guidance["type"] == "json_schema",
         most_calls=request.get("most_calls"),
     )

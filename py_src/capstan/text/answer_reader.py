@@ -12,6 +12,7 @@ from typing import Any, Literal
 from ..fallback import fall_back
 from .answer_formats import ANY_MODEL, AnswerFormat
 from .call_forms import Call, Functions, Read
+from .call_grammar import any_in_json
 from .call_values import Cursor, MoreError, NoCallError
 from .stream import overlap
 
@@ -65,15 +66,19 @@ class AnswerReader:
         *,
         begun: bool = False,
         forced: bool = False,
+        held: bool = False,
         most: int | None = None,
     ) -> None:
         """With `begun` the prompt ended within the reasoning. With `forced` a grammar makes the answer a call, in the
-        form of the format or of ANY_MODEL. Calls after the first `most` stay text.
+        form of the format or of ANY_MODEL. With `held` a grammar lets the answer end with such a call, and nothing but
+        what it wrote is one. Calls after the first `most` stay text.
         """
-        self._form, self._begun, self._most = form, begun, most
+        self._form, self._begun, self._most, self._only_json = form, begun, most, held
         self._functions = functions_of(tools)
         self._readers: dict[str, Read] = dict(form.calls.opening) if tools and form.calls else {}
-        if forced:
+        if held and form.calls:
+            self._readers = {mark: read for mark, read in self._readers.items() if mark == form.calls.before[0]}
+        if forced or (held and any_in_json(form, self._functions)):
             self._readers |= ANY_MODEL.opening
         elif tools and form.calls is None:
             reason = "the chat template belongs to no family with a known form of calls"
@@ -185,6 +190,8 @@ class AnswerReader:
     def _answer_begin(self, final: bool) -> bool:
         """The start of an answer that is a call as a whole."""
         read = self._readers.get("")
+        if self._only_json and not self._held.startswith("{"):
+            read = None if self._held or final else read
         taken = read is not None and self._call(0, "", read, final)
         if taken is None:
             return False

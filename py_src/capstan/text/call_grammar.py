@@ -1,4 +1,5 @@
-"""Makes grammars that force an answer to be a call of one of the tools, in the notation of the model's family.
+"""Makes grammars that force an answer to be a call of one of the tools, or any text and at most one call, in the
+notation of the model's family.
 
 Each tool's parameters are a separate JSON schema within the grammar, so that their references keep their meaning.
 Arguments that a family writes one by one must fit the schema of each, with its references moved.
@@ -15,7 +16,7 @@ from .answer_formats import ANY_MODEL, AnswerFormat
 from .call_forms import CallForm, Functions, Parameters
 from .call_values import referred, types_of
 
-__all__ = ["call_grammar", "moved"]
+__all__ = ["any_in_json", "call_grammar", "moved"]
 
 ANNOTATIONS = {"title", "description", "default", "examples", "$schema", "$id", "$comment", "$defs", "definitions"}
 OBJECT_KEYWORDS = ANNOTATIONS | {"type", "properties", "required", "additionalProperties"}
@@ -25,20 +26,55 @@ HERE = "arguments"
 MOST_REFERENCES = 20
 
 
-def call_grammar(form: AnswerFormat, functions: Functions, special: Mapping[str, int], *, begun: bool) -> str:
-    """The Lark grammar of one call of one of the functions. `special` are the ids of special tokens by their texts;
-    after a prompt that ended within the reasoning (`begun`) the reasoning comes first. A function whose parameters
-    cannot be expressed in the family's own form is called in JSON (ANY_MODEL).
+def call_grammar(
+    form: AnswerFormat, functions: Functions, special: Mapping[str, int], *, begun: bool, optional: bool = False
+) -> str:
+    """The Lark grammar of one call of one of the functions, with `optional` of a text that such a call may end.
+    `special` are the ids of special tokens by their texts; after a prompt that ended within the reasoning (`begun`) the
+    reasoning comes first. A function whose parameters cannot be expressed in the family's own form is called in JSON
+    (ANY_MODEL).
     """
     lines: list[str] = []
-    calls = []
-    for number, (name, schema) in enumerate(functions.items()):
-        if schema is None or (isinstance(schema, Mapping) and not schema.keys() & {"type", *COMBINED}):
-            schema = {"type": "object", **(schema or {})}
-        own = form.calls
-        if own is not None and own.parameters is not None and not is_plain(schema, schema, own.parameters):
-            own = None
-        calls.append(rule(own or ANY_MODEL, f"call_{number}", name, schema, special, lines))
+    calls: list[str] = []
+    in_json: list[str] = []
+    for number, (name, given) in enumerate(functions.items()):
+        schema = of_object(given)
+        own = form_of(form, schema)
+        found = rule(own, f"call_{number}", name, schema, special, lines)
+        (in_json if begins_json(own) else calls).append(found)
+    if optional:
+        start = optional_call(form, calls, in_json, special, begun=begun)
+    else:
+        start = required_call(form, [*calls, *in_json], special, begun=begun)
+    return "\n".join([f"start: {start}", *lines])
+
+
+def any_in_json(form: AnswerFormat, functions: Functions) -> bool:
+    """Whether a call of one of the functions is JSON without a mark before it."""
+    return any(begins_json(form_of(form, of_object(schema))) for schema in functions.values())
+
+
+def of_object(schema: Any) -> Any:
+    """The schema of a function's arguments, which are an object."""
+    if schema is None or (isinstance(schema, Mapping) and not schema.keys() & {"type", *COMBINED}):
+        return {"type": "object", **(schema or {})}
+    return schema
+
+
+def form_of(form: AnswerFormat, schema: Any) -> CallForm:
+    """The form in which a function with these parameters is called."""
+    own = form.calls
+    if own is not None and own.parameters is not None and not is_plain(schema, schema, own.parameters):
+        own = None
+    return own or ANY_MODEL
+
+
+def begins_json(form: CallForm) -> bool:
+    return form.before[0].startswith("{")
+
+
+def required_call(form: AnswerFormat, calls: Sequence[str], special: Mapping[str, int], *, begun: bool) -> str:
+    """The first rule for an answer that is one of the calls, after its reasoning."""
     before: list[str] = []
     if begun:
         before = [f"/{without(form.thinking[1])}/", *pieces((form.thinking[1],), "", special), r"/[ \n]{0,4}/"]
@@ -46,8 +82,31 @@ def call_grammar(form: AnswerFormat, functions: Functions, special: Mapping[str,
         first = pieces(("<|channel|>", "analysis", "<|message|>"), "", special)
         last = pieces(("<|end|>", "<|start|>", "assistant"), "", special)
         before = [f"( {' '.join([*first, f'/{without(form.thinking[1])}/', *last])} )?"]
-    start = " ".join([*before, f"( {' | '.join(calls)} )"])
-    return "\n".join([f"start: {start}", *lines])
+    return " ".join([*before, f"( {' | '.join(calls)} )"])
+
+
+def optional_call(
+    form: AnswerFormat, calls: Sequence[str], in_json: Sequence[str], special: Mapping[str, int], *, begun: bool
+) -> str:
+    """The first rule for an answer that is reasoning, then a text, then at most one of the calls, each of which is
+    optional. A call in JSON has no text before it. No text has the mark of a call or of reasoning.
+    """
+    if form.channels:
+        final = [*pieces(("<|channel|>", "final", "<|message|>"), "", special), f"/{without('<|end|>')}/"]
+        return required_call(form, [*calls, *in_json, " ".join(final)], special, begun=begun)
+    opening, closing = form.thinking
+    thought = " ".join([f"/{without(closing)}/", *pieces((closing,), "", special)])
+    before = thought if begun else f"( {' '.join([*pieces((opening,), '', special), thought])} )?"
+    marks = [opening]
+    if calls and form.calls is not None:
+        marks.append(form.calls.before[0])
+        if marks[0][0] != marks[1][0]:
+            # Mistral's models without marks of reasoning.
+            before, marks = thought if begun else "", marks[1:]
+    # White space before the text is apart, since a call in JSON may follow it as well.
+    text = f"( /{beginning(marks, json=not in_json)}/ )?"
+    after = f"{text} ( {' | '.join(calls)} )?" if calls else text
+    return f"{before} /[ \\t\\r\\n]{{0,4}}/ ( {' | '.join([*in_json, after])} )"
 
 
 def rule(form: CallForm, rule_name: str, name: str, schema: Any, special: Mapping[str, int], lines: list[str]) -> str:
@@ -175,6 +234,27 @@ def without(mark: str) -> str:
     for character in reversed(rest[:-1]):
         inner = rf"(?:[^{first}{in_set(character)}]|{escaped(character)}{inner})"
     return rf"(?:[^{first}]|{escaped(mark[0])}+{inner})*"
+
+
+def no_end(rests: Sequence[str], first: str) -> str:
+    """The expression for what follows the beginning of marks, if none of them follows: `rests` are their ends."""
+    following = sorted({rest[0] for rest in rests})
+    ways = [f"[^{in_set(first)}{''.join(map(in_set, following))}]"]
+    for character in following:
+        inner = [rest[1:] for rest in rests if rest[0] == character]
+        if all(inner):
+            ways.append(escaped(character) + no_end(inner, first))
+    return f"(?:{'|'.join(ways)})"
+
+
+def beginning(marks: Sequence[str], *, json: bool) -> str:
+    """The expression for a text that begins with no white space, nor with `{` unless `json`, and has none of the
+    marks.
+    """
+    (first,) = {mark[0] for mark in marks}
+    marked = f"{escaped(first)}+{no_end([mark[1:] for mark in marks], first)}"
+    excluded = r" \t\r\n" + ("" if json else "{")
+    return f"(?:[^{in_set(first)}{excluded}]|{marked})(?:[^{in_set(first)}]|{marked})*"
 
 
 def escaped(character: str) -> str:

@@ -1,4 +1,4 @@
-"""Encodes control tokens in the texts of messages as text, so that they have no effect.
+"""Encodes control tokens in the texts of messages and tools as text, so that they have no effect.
 
 Two marks, characters that no message has, are put into each of them before the chat template is rendered. The prompt
 knows their places, and the tokenizer encodes the text around them without control tokens.
@@ -24,6 +24,7 @@ MARKS = [chr(0x30000 + 2 * number) + chr(0x30001 + 2 * number) for number in ran
 after the first character of a token, the other one after its end.
 """
 MARKLIKE = re.compile(r"[<\[｜|].*[>\]｜|]", re.DOTALL)
+Messages = Sequence[Mapping[str, Any]]
 ANCHOR = "\U000f1000anchor\U000f1001"
 """A token before a text, so that the tokenizer does not treat the text as the first one."""
 
@@ -89,17 +90,21 @@ class ControlTokens:
         """The places of control tokens in a text."""
         return [match.span() for match in self._all.finditer(text)] if self._all else []
 
-    def marked(self, messages: Sequence[Mapping[str, Any]]) -> tuple[Sequence[Mapping[str, Any]], str | None]:
-        """The messages with the mark in each control token of their texts, and the mark; None if none has any."""
+    def marked(self, messages: Messages, tools: Messages | None) -> tuple[Messages, Messages | None, str | None]:
+        """The messages and tools with the mark in each control token of their texts, and the mark; None if there is
+        none. A tool may be another server's: all its texts are marked, also names of parameters.
+        """
         found = [(message, self._pattern(message.get("role"))) for message in messages]
-        if not any(tokens and contains(message, tokens) for message, tokens in found):
-            return messages, None
-        mark = unused(json.dumps(messages, ensure_ascii=False, default=str))
+        in_tools = tools is not None and self._all is not None and contains(tools, self._all)
+        if not in_tools and not any(tokens and contains(message, tokens) for message, tokens in found):
+            return messages, tools, None
+        mark = unused(json.dumps([messages, tools], ensure_ascii=False, default=str))
 
         def inside(match: re.Match[str]) -> str:
             return f"{match[0][0]}{mark[0]}{match[0][1:]}{mark[1]}"
 
-        return [mapped(each, partial(tokens.sub, inside)) if tokens else each for each, tokens in found], mark
+        marked = [mapped(each, partial(tokens.sub, inside)) if tokens else each for each, tokens in found]
+        return marked, mapped(tools, partial(self._all.sub, inside), ()) if in_tools and self._all else tools, mark
 
     def _pattern(self, role: object) -> re.Pattern[str] | None:
         if role in TRUSTED:
@@ -179,17 +184,24 @@ def contains(value: Any, tokens: re.Pattern[str]) -> bool:
     if isinstance(value, str):
         return tokens.search(value) is not None
     if isinstance(value, Mapping):
-        return any(contains(each, tokens) for each in value.values())
+        return any(contains(key, tokens) or contains(each, tokens) for key, each in value.items())
     return isinstance(value, list | tuple) and any(contains(each, tokens) for each in value)
 
 
-def mapped(value: Any, change: Callable[[str], str]) -> Any:
-    """A value of JSON with its texts changed, but for the roles of messages and the types of parts."""
+def mapped(value: Any, change: Callable[[str], str], kept: Collection[str] = ("role", "type")) -> Any:
+    """A value of JSON with its texts and names changed, but for the texts of that name: the roles of messages and the
+    types of parts.
+    """
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
-        return {key: each if key in ("role", "type") else mapped(each, change) for key, each in value.items()}
-    return [mapped(each, change) for each in value] if isinstance(value, list | tuple) else value
+        return {
+            change(key) if isinstance(key, str) else key: each
+            if key in kept and isinstance(each, str)
+            else mapped(each, change, kept)
+            for key, each in value.items()
+        }
+    return [mapped(each, change, kept) for each in value] if isinstance(value, list | tuple) else value
 
 
 def without_control_tokens(content: Mapping[str, Any], control: ControlTokens) -> str:

@@ -76,6 +76,11 @@ export interface ChatOptions extends RunOptions, TemplateOptions {
   toolChoice?: "auto" | "required" | { name: string };
   /** With false only the first call of an answer is a call; others stay in its text. */
   parallelToolCalls?: boolean;
+  /**
+   * With toolChoice "auto": the answer may end with a call, which a grammar holds to the parameters of its tool. Nothing
+   * else is a call, so that an answer has at most one; models of families without a form of calls write it as JSON.
+   */
+  strictTools?: boolean;
 }
 
 const SEARCH = { n: "num_return_sequences", ...SEARCH_NAMES } as const;
@@ -95,7 +100,9 @@ const RUN_KINDS: Kinds = {
   ...{ jsonSchema: either(object, text), regex: text, larkGrammar: text, ebnf: text },
 };
 /** The kinds of the options of the calls that an answer may make. */
-const CALL_KINDS: Kinds = { toolChoice: either(oneOf("auto", "required"), object), parallelToolCalls: flag };
+const CALL_KINDS: Kinds = {
+  ...{ toolChoice: either(oneOf("auto", "required"), object), parallelToolCalls: flag, strictTools: flag },
+};
 /** Python has the fields of messages. */
 export const messageList = listOf("objects with role and content", object);
 /** The kinds of the options of a model's place. */
@@ -236,12 +243,15 @@ export function chatRequest(
   }));
 }
 
-/** The functions; one of them must be called. */
-function called({ tools = [], toolChoice: choice = "auto" }: ChatOptions): { called?: string[] } {
-  if (choice === "auto") return {};
-  if (choice === "required") {
+type Called = Pick<ChatRequest, "called" | "call_optional">;
+
+/** The functions of which one must be called, or may be. */
+function called({ tools = [], toolChoice: choice = "auto", strictTools }: ChatOptions): Partial<Called> {
+  if (choice === "auto" && !strictTools) return {};
+  if (choice === "auto" || choice === "required") {
     const functions = tools.map((tool) => ("function" in tool ? tool.function : tool) as { name?: unknown });
-    return { called: functions.map(({ name }) => String(name)) };
+    const names = functions.map(({ name }) => String(name));
+    return { called: names, ...(choice === "auto" ? { call_optional: true } : {}) };
   }
   const name = typeof choice === "object" ? choice?.name : null;
   if (typeof name !== "string")
