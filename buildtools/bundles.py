@@ -14,11 +14,13 @@ from .kernels import compile_kernels
 __all__ = [
     "CLIENT_AND_WORKER",
     "ENTRIES",
+    "MCP",
     "ON_DEMAND",
     "PHONEMES",
     "WHEEL_HOST",
     "bundle",
     "bundle_on_demand",
+    "bundle_small",
     "bundle_wheel_host",
 ]
 
@@ -27,6 +29,7 @@ ENTRIES = {
     "capstan": SOURCES / "page/capstan.ts",
     "chat": SOURCES / "chat/chat.ts",
     "ai": SOURCES / "page/ai.ts",
+    "agent": SOURCES / "agent/agent.ts",
     "prompt-api": SOURCES / "prompt_api/prompt_api.ts",
 }
 """The entries of the npm package."""
@@ -37,6 +40,8 @@ CLIENT_AND_WORKER = {
 }
 PHONEMES = SOURCES / "worker/phonemes.ts"
 """The worker imports it for the first text that is spoken."""
+MCP = SOURCES / "agent/mcp.ts"
+"""An agent imports it for its first MCP server, as ./mcp.js."""
 ON_DEMAND = {
     "./highlight.js": SOURCES / "chat/highlight.ts",
     "./math.js": SOURCES / "chat/math.ts",
@@ -58,8 +63,12 @@ def bundle(source: Path, target: Path, extra: Sequence[str] = ()) -> Path:
 
 def bundle_on_demand(folder: Path) -> list[Path]:
     """The modules of `ON_DEMAND`, in the folder of the element's script."""
-    flags = ["--minify", "--legal-comments=inline"]
-    return [bundle(source, folder / name, flags) for name, source in ON_DEMAND.items()]
+    return [bundle_small(source, folder / name) for name, source in ON_DEMAND.items()]
+
+
+def bundle_small(source: Path, target: Path) -> Path:
+    """A minified module with the licences in it."""
+    return bundle(source, target, ["--minify", "--legal-comments=inline"])
 
 
 def bundle_wheel_host() -> Path:

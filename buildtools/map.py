@@ -26,6 +26,7 @@ PYTHON = {
 }
 TYPESCRIPT = "web/src"
 FOLDERS = {
+    "agent": "A model with tools: in code, of MCP servers, of the page.",
     "chat": "The element <capstan-chat>.",
     "page": "The page's half: Capstan, runs, sessions, completions, stored models.",
     "prompt_api": "The Prompt API: LanguageModel over Capstan.",

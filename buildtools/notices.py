@@ -19,6 +19,13 @@ Capstan itself is under the MIT licence (see LICENSE). Its web build and its whe
 Pyodide and onnxruntime-web are unmodified copies from their npm packages. The documentation, in docs/ of the web build,
 has the notices of its own parts in docs/licences.txt. This file is written by `python3 build.py dist --notices`.
 """
+CONTAINED = {
+    "@modelcontextprotocol/client": (
+        "Its files also hold @cfworker/json-schema (MIT, by Jeremy Danyow) and content-type (MIT, by Douglas "
+        "Christopher Wilson)."
+    )
+}
+"""The packages that the files of a package hold without their own licence files."""
 
 
 def notices() -> str:
@@ -49,7 +56,7 @@ def notices() -> str:
                 f"{name} {npm(name)['version']}",
                 npm(name)["license"],
                 f"bundled into {place}",
-                "",
+                CONTAINED.get(name, ""),
                 (MODULES / name / "LICENSE").read_text(encoding="utf-8"),
             )
             for place, names in (
@@ -60,6 +67,13 @@ def notices() -> str:
                 ("math.js of the demo page and of the npm package", ("katex",)),
                 ("pdf_text.js of the demo page and of the npm package", ("pdfjs-dist",)),
                 ("demo.js of the demo page and chat.js of the npm package", ("idb",)),
+                (
+                    "mcp.js of the npm package",
+                    (
+                        *("@modelcontextprotocol/client", "@modelcontextprotocol/core"),
+                        *("eventsource-parser", "pkce-challenge", "zod"),
+                    ),
+                ),
             )
             for name in names
         ),

@@ -13,7 +13,7 @@ from capstan_host.locks import locked
 from capstan_host.terminal import say
 
 from . import CACHE, ROOT, SITE
-from .bundles import CLIENT_AND_WORKER, ON_DEMAND, PHONEMES, bundle, bundle_on_demand
+from .bundles import CLIENT_AND_WORKER, ON_DEMAND, PHONEMES, bundle, bundle_on_demand, bundle_small
 from .carried_wheels import CARRIED, DETECTOR
 from .kernels import compile_kernels
 from .ready_made import Header, kept_headers, make_ready
@@ -134,7 +134,7 @@ def build_web() -> list[Path]:
     """The client, the worker and the pages."""
     made = [bundle(source, SITE / "capstan" / name) for name, source in CLIENT_AND_WORKER.items()]
     made.extend(bundle_on_demand(SITE))
-    made.append(bundle(PHONEMES, SITE / "capstan/phonemes.js", ["--minify", "--legal-comments=inline"]))
+    made.append(bundle_small(PHONEMES, SITE / "capstan/phonemes.js"))
     for folder, (place, entries) in PAGE_FOLDERS.items():
         client = f"./{Path(CLIENT).relative_to(place).as_posix()}"
         for source in sorted(path for path in (ROOT / folder).rglob("*") if path.is_file()):

@@ -16,7 +16,7 @@ from capstan_host.model_arguments import BUNDLED, about_model, check_model
 from capstan_host.terminal import say
 
 from .. import BUILD, ROOT, SITE
-from ..bundles import ENTRIES, ON_DEMAND, bundle, bundle_on_demand
+from ..bundles import ENTRIES, MCP, ON_DEMAND, bundle, bundle_on_demand, bundle_small
 from ..carried_wheels import CARRIED, DETECTOR
 from ..compressed import downloads, precompress, unpack_snapshot
 from ..environment import ensure, run_tool
@@ -36,7 +36,12 @@ HARNESS = ("harness.html", "harness.js")
 KEPT_OFFLINE = {".css", ".html", ".js", ".json", ".mjs", ".png", ".svg", ".wasm", ".webmanifest", ".whl", ".zip"}
 """The endings of files that the service worker keeps."""
 PACKAGE = "capstan-webgpu"
-BESIDE = {"ai": [], "chat": [f"--external:{name}" for name in ON_DEMAND], "prompt-api": []}
+BESIDE = {
+    "ai": [],
+    "agent": ["--external:./mcp.js"],
+    "chat": [f"--external:{name}" for name in ON_DEMAND],
+    "prompt-api": [],
+}
 """The package's other entries, as capstan-webgpu/NAME, and how they are bundled; they import the first one."""
 JSX = sorted((ROOT / "web/jsx").glob("*.d.ts"))
 """Types of the element in the markup of frameworks. They augment modules of theirs, so each is an import of its own."""
@@ -165,6 +170,7 @@ def npm_package(target: Path) -> Path:
         first = [f"--alias:{PACKAGE}=./index.js", "--external:./index.js"]
         bundle(ENTRIES[name], package / f"{name}.js", [*flags, *first])
     bundle_on_demand(package)
+    bundle_small(MCP, package / "mcp.js")
     source = json.loads((ROOT / "package.json").read_text(encoding="utf-8"))
     entries = {".": ("capstan", "index")} | {f"./{name}": (ENTRIES[name].stem, name) for name in BESIDE}
     (package / "dev").mkdir()
@@ -200,6 +206,7 @@ def npm_package(target: Path) -> Path:
             "index.js",
             *(f"{name}.js" for name in BESIDE),
             *(name.removeprefix("./") for name in ON_DEMAND),
+            "mcp.js",
             "bin",
             "capstan",
             "dev",

@@ -22,6 +22,7 @@ __all__ = ["on_files", "on_page_markdown", "on_post_build"]
 
 HOME = "index.md"
 SOUGHT = {
+    "agents.md": ("agent", "mcp", "model context protocol", "webmcp"),
     "browsers.md": ("safari", "iphone", "ipad", "android", "phone", "mobile", "firefox", "chrome", "edge", "webkit"),
     "chat.md": ("system prompt", "conversation", "chat template", "multi-turn"),
     "command_line.md": ("terminal", "cli", "command line"),
@@ -50,7 +51,7 @@ SOUGHT = {
     "speak.md": ("text to speech", "voice", "kokoro", "tts"),
     "speed.md": ("benchmark", "tokens per second"),
     "speed_here.md": ("slow", "performance"),
-    "tools.md": ("function calling", "tools", "agent"),
+    "tools.md": ("function calling", "tools"),
     "web_bundlers.md": ("react", "vite", "webpack", "next.js", "vue", "svelte", "angular", "bundler"),
     "web_element.md": ("web component", "custom element", "chat ui"),
     "web_models.md": ("cache", "delete a model", "session", "tabs"),

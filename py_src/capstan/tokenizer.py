@@ -291,8 +291,8 @@ class Tokenizer:
         `get_chat_template`. `thinking` is whether the model reasons before it answers; None leaves that to the
         template, whose other `variables` (reasoning_effort) are further arguments.
 
-        Control tokens in the texts of messages and tools have no effect: `encode` splits them into tokens of text. Only those of
-        system messages and the marks of calls and reasoning in the model's own messages are kept.
+        Control tokens in the texts of messages and tools have no effect: `encode` splits them into tokens of text. Only
+        those of system messages and the marks of calls and reasoning in the model's own messages are kept.
         `split_special_tokens=False` keeps all of them, so that a user's text can end its message.
 
         With `continue_final_message` the prompt ends with the text of the last message, which must be the assistant's:

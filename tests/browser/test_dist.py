@@ -146,6 +146,7 @@ def test_the_package_works_from_another_origin_and_tells_where_it_is_not(
 
 TYPED = """import { Capstan, CapstanError, type LoadProgress, type RunResult } from "capstan-webgpu";
 import { capstanModel } from "capstan-webgpu/ai";
+import { Agent } from "capstan-webgpu/agent";
 import "capstan-webgpu/chat";
 import { install, LanguageModel } from "capstan-webgpu/prompt-api";
 const onProgress = ({ status, total }: LoadProgress) => console.log(status.length, total + 1);
@@ -157,6 +158,7 @@ console.log(result.tokenIds.length, llm.stats().runs, new CapstanError({ type: "
 console.log(capstanModel(llm).modelId.length, document.querySelector("capstan-chat")!.messages.length);
 const talk: LanguageModel = await LanguageModel.create({ initialPrompts: [{ role: "system", content: "be" }] });
 console.log(install({ model: "model/", force: true }), (await talk.prompt("hello")).length);
+for await (const { calls } of new Agent(llm, { page: undefined, mcp: ["mcp/"] }).run("hi")) console.log(calls.length);
 // @ts-expect-error the version of the AI SDK's specification
 capstanModel(llm).specificationVersion satisfies "v3";
 // @ts-expect-error an option that there is not
@@ -217,6 +219,9 @@ def test_the_npm_package_holds_the_library_its_types_and_every_licence(package: 
     files = {
         "index.js",
         "ai.js",
+        "agent.js",
+        "mcp.js",
+        "types/agent.d.ts",
         "chat.js",
         "prompt-api.js",
         "types/ai.d.ts",

@@ -14,12 +14,14 @@ from buildtools.bundles import ENTRIES, bundle
 from capstan_host.headless.chromium import flags
 from capstan_host.site_server import SiteServer
 from capstan_host.testing.harness import watch
+from tests.browser.agent_module import agent_module
 from tests.documented import chat_model_beside, examples, hub_at_its_address, prints, repositories
 from tests.pictures import gradient, png_file
 from tests.sounds import quiet, voice, wave_file
 
-RUN = """async (blocks) => {
+RUN = """async ([blocks, agents]) => {
   const { Capstan } = await import("/capstan/capstan.js");
+  const { Agent } = await import(agents);
   const AsyncFunction = (async () => {}).constructor;
   const kept = (window.kept ??= new Map());
   const printed = [];
@@ -36,7 +38,7 @@ RUN = """async (blocks) => {
     };
     const lines = [];
     const log = (...given) => lines.push(given.join(" "));
-    await new AsyncFunction("Capstan", "console", block)(Closed, { log });
+    await new AsyncFunction("Capstan", "Agent", "console", block)(Closed, Agent, { log });
     for (const llm of loaded) llm.close();
     printed.push(lines.flatMap((line) => line.split("\\n")));
   }
@@ -56,7 +58,7 @@ GIVEN = {"hear": {"input": SOUND}, "see": {"input": PICTURE}, "see_and_hear": {"
 """The files that a document's reader picks."""
 OF_RANDOM_WEIGHTS = re.compile(r'"(onnx-community|Xenova|HuggingFaceTB)/')
 """These repositories have random weights here: readers see another output."""
-IMPORT = re.compile(r'^import .*"capstan-webgpu(?:/prompt-api)?";\n', re.MULTILINE)
+IMPORTS = re.compile(r'^import .*"capstan-webgpu(?:/[a-z-]+)?";\n', re.MULTILINE)
 PROMPT_API = """async () => {
   // Chromium has one, without a model.
   delete window.LanguageModel;
@@ -65,7 +67,7 @@ PROMPT_API = """async () => {
 PAGES = (
     *("web", "web_load", "web_tokens", "web_models", "web_openai", "chat", "tools", "guidance"),
     *("large_models", "offline", "speed_here", "costs", "README", "porting_webllm", "porting_wllama"),
-    *("porting_transformers_js", "embeddings", "rerankers", "hear", "see", "speak", "see_and_hear", "trace"),
+    *("porting_transformers_js", "embeddings", "rerankers", "agents", "hear", "see", "speak", "see_and_hear", "trace"),
     "prompt_api",
 )
 
@@ -100,10 +102,17 @@ def page(
     other.close()
 
 
+@pytest.fixture(scope="module")
+def agents(site: SiteServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of the module of agents."""
+    with agent_module(tmp_path_factory.mktemp("agents"), site) as url:
+        yield url
+
+
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("document", PAGES)
 def test_the_code_of_a_document_runs_and_prints_what_is_documented(
-    page: Page, errors: list[str], document: str
+    page: Page, agents: str, errors: list[str], document: str
 ) -> None:
     blocks = examples(document, "js")
     assert blocks
@@ -111,7 +120,7 @@ def test_the_code_of_a_document_runs_and_prints_what_is_documented(
         page.evaluate(PROMPT_API)
     for field, file in GIVEN.get(document, {}).items():
         page.locator(f"#{field}").set_input_files(file)
-    printed = page.evaluate(RUN, [IMPORT.sub("", code) for code, _ in blocks])
+    printed = page.evaluate(RUN, [[IMPORTS.sub("", code) for code, _ in blocks], agents])
     for lines, (code, documented) in zip(printed, blocks, strict=True):
         if documented or not OF_RANDOM_WEIGHTS.search(code):
             assert prints(lines, documented), f"{code}\nprints\n" + "\n".join(lines)

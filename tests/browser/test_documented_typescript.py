@@ -77,7 +77,7 @@ def test_the_examples_run(browser: Browser, site: SiteServer, tmp_path: Path) ->
     page = context.new_page()
     client = f"{site.url}capstan/capstan.js"
     options = ["--bundle", "--format=esm", f"--alias:capstan-webgpu={client}", f"--external:{client}"]
-    options += ["--external:./highlight.js", "--log-level=error", f"--outfile={made}"]
+    options += ["--external:./highlight.js", "--external:./mcp.js", "--log-level=error", f"--outfile={made}"]
     subprocess.run([TOOLS / "esbuild", source, *options], check=True, cwd=ROOT)
     errors = watch(page, [])
     said: list[str] = []

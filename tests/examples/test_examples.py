@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, expect
+from playwright.sync_api import Browser, BrowserContext, Dialog, Page, expect
 
 from buildtools import ROOT
 from buildtools.browser import find_browser
@@ -228,6 +228,29 @@ def test_the_ai_sdk_streams_stops_and_is_held_to_a_choice(browser: Browser, tarb
         assert answer.inner_text() in ("yes", "no")
 
 
+def test_an_agent_calls_what_the_page_registered(browser: Browser, tarball: Path, tmp_path: Path) -> None:
+    site = built("agent", tmp_path, tarball)
+    shutil.copytree(CHAT_MODEL, site / "models/chat")
+    with serving_plainly(site) as url, opened(browser, url) as page:
+        asked: list[str] = []
+
+        def allow(dialog: Dialog) -> None:
+            asked.append(dialog.message)
+            dialog.accept()
+
+        page.on("dialog", allow)
+        page.get_by_role("button", name="Ask").click()
+        expect(page.get_by_role("status")).to_have_text(
+            re.compile("^ended: (stop|length|tool_calls)$"), timeout=ANSWER_MS
+        )
+        first = page.locator("li").first.inner_text()
+        if first.startswith("book returned"):
+            assert asked[0].startswith('Allow book with {"day":"')
+            assert page.locator("[name=day]").input_value() in ("Monday", "Tuesday", "Friday")
+        else:
+            assert first.startswith('free_seats returned: [{"day":"Monday","seats":0},')
+
+
 def test_live_captions_of_a_microphone(quick_browser: Path, browser: Browser, tarball: Path, tmp_path: Path) -> None:
     site = built("captions", tmp_path, tarball)
     shutil.copytree(SPEECH_MODEL, site / "models/whisper")
@@ -328,6 +351,7 @@ def test_an_apps_own_tests_pass_with_the_packed_tarball(tarball: Path, tmp_path:
 def test_every_example_is_built_and_named(tarball: Path) -> None:
     folders = sorted(path.name for path in EXAMPLES.iterdir() if path.name != "notebooks" and path.is_dir())
     assert folders == [
+        "agent",
         "ai-sdk",
         "captions",
         "chat",

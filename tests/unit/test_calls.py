@@ -225,7 +225,7 @@ def test_an_answer_may_be_text_and_a_call_in_it_is_held(form: AnswerFormat) -> N
     said = "<|channel|>final<|message|>It is <b>warm</b>." if form.channels else "It is <b>warm</b> [so]."
     reasons = f"{form.thinking[0]}Hm, {own.before[0][:-1]}.{form.thinking[1]}\n"
     for text, good in {
-        **({"": True, " ": True, said + call: True} if not form.channels else {}),
+        **({"": True, " ": True, "\n" + call: True, said + call: True} if not form.channels else {}),
         said: True,
         call: True,
         own.write("weather", {"days": 5}): False,
@@ -239,3 +239,15 @@ def test_an_answer_may_be_text_and_a_call_in_it_is_held(form: AnswerFormat) -> N
             held = read_anyhow(form, text, held=True)
             called = call in text and not (in_json and said in text)
             assert held["calls"] == ([["weather", {"city": "Rome", "days": 5, "flag": False}]] if called else [])
+
+
+def test_only_what_the_grammar_watches_is_a_held_call() -> None:
+    form = BY_NAME["Phi-4-mini"]
+    unwatched = 'functools[{"name": "time", "arguments": {}}]'
+    assert read_anyhow(form, unwatched)["calls"] == [["time", {}]]
+    assert read_anyhow(form, unwatched, held=True) == {
+        "reasoning": "",
+        "answer": unwatched,
+        "calls": [],
+        "text": unwatched,
+    }

@@ -47,8 +47,8 @@ class AnswerStream:
         in_json: bool = False,
         most_calls: int | None = None,
     ) -> None:
-        """`prompt` is the rendered prompt, `before` has its ids; AnswerReader documents `forced` and `held`. With `in_json` the
-        whole answer fits a schema and has no reasoning, not even after an opened `<think>`.
+        """`prompt` is the rendered prompt, `before` has its ids; AnswerReader documents `forced` and `held`. With
+        `in_json` the whole answer fits a schema and has no reasoning, not even after an opened `<think>`.
         """
         form = tokenizer.answer_format
         begun = begins_reasoning(prompt, form) and not in_json

@@ -73,7 +73,7 @@ class AnswerReader:
         form of the format or of ANY_MODEL. With `held` a grammar lets the answer end with such a call, and nothing but
         what it wrote is one. Calls after the first `most` stay text.
         """
-        self._form, self._begun, self._most, self._only_json = form, begun, most, held
+        self._form, self._begun, self._most = form, begun, most
         self._functions = functions_of(tools)
         self._readers: dict[str, Read] = dict(form.calls.opening) if tools and form.calls else {}
         if held and form.calls:
@@ -190,8 +190,6 @@ class AnswerReader:
     def _answer_begin(self, final: bool) -> bool:
         """The start of an answer that is a call as a whole."""
         read = self._readers.get("")
-        if self._only_json and not self._held.startswith("{"):
-            read = None if self._held or final else read
         taken = read is not None and self._call(0, "", read, final)
         if taken is None:
             return False

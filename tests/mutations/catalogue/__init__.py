@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..mutation import Mutation
+from .agents import AGENTS
 from .apis import APIS
 from .drivers import DRIVERS
 from .evaluation import EVALUATION
@@ -36,6 +37,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         *EVALUATION,
         *TAPE,
         *WEBGPU,
+        *AGENTS,
         *PAGE,
         *KERNELS,
     ),

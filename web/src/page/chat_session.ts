@@ -1,5 +1,6 @@
 // A conversation of its own: its messages, and what was computed for them, are kept from turn to turn.
 
+import { answerMessage } from "./answer_message";
 import { refused } from "../wire/errors";
 import { shown } from "./kinds";
 import type { ChatOptions } from "./options";
@@ -95,17 +96,10 @@ export class Session {
     this.running = true;
     this.kept = asked;
     void run.result.then(
-      ({ answer, reasoning, toolCalls }) => {
+      (result) => {
         this.running = false;
-        // A model that goes on after its calls goes on from what it thought before them.
-        const thought = reasoning ? { reasoning_content: reasoning } : {};
-        const calls = toolCalls.length ? { tool_calls: toolCalls, ...thought } : {};
-        const continues = options.continueFinalMessage ?? false;
-        const begun = continues ? asked.at(-1)! : { role: "assistant", content: "" };
-        const { content } = begun;
-        const whole =
-          typeof content === "string" ? content + answer : [...content, { type: "text" as const, text: answer }];
-        this.kept = [...asked.slice(0, continues ? -1 : asked.length), { ...begun, content: whole, ...calls }];
+        const begun = options.continueFinalMessage ? asked.at(-1) : undefined;
+        this.kept = [...(begun ? asked.slice(0, -1) : asked), answerMessage(result, begun)];
       },
       () => {
         this.running = false;

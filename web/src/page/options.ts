@@ -245,7 +245,7 @@ export function chatRequest(
 
 type Called = Pick<ChatRequest, "called" | "call_optional">;
 
-/** The functions of which one must be called, or may be. */
+/** The functions that the answer must call, or may call. */
 function called({ tools = [], toolChoice: choice = "auto", strictTools }: ChatOptions): Partial<Called> {
   if (choice === "auto" && !strictTools) return {};
   if (choice === "auto" || choice === "required") {

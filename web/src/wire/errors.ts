@@ -20,6 +20,8 @@ export type EngineErrorCode =
   | "WorkerLostError"
   /** Python or the worker did not start. */
   | "StartError"
+  /** An MCP server of an agent cannot be reached, or does not list its tools. */
+  | "ToolServerError"
   /** An error of capstan.host.storage_interface: a download that may be tried again. */
   | "BrokenDownloadError";
 
