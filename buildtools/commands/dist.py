@@ -279,8 +279,15 @@ def declare_types(target: Path) -> None:
 def bill_of_materials() -> dict[str, Any]:
     """The site's contents as CycloneDX: npm's own list of its packages, and the wheels that the page loads."""
     remedy = "install npm 9.5 or newer, which writes software bills of materials, and run this again"
-    printed = run_tool(["npm", "sbom", "--sbom-format", "cyclonedx", "--omit", "dev", "--loglevel=error"], remedy)
+    printed = run_tool(["npm", "sbom", "--sbom-format", "cyclonedx", "--loglevel=error"], remedy)
     bill: dict[str, Any] = json.loads(printed)
+    # With --omit dev npm leaves out packages that a tool needs, too.
+    lock = json.loads((ROOT / "package-lock.json").read_text(encoding="utf-8"))["packages"].items()
+    tools = {f"{place.rpartition('node_modules/')[2]}@{each['version']}" for place, each in lock if each.get("dev")}
+    bill["components"] = [each for each in bill["components"] if each["bom-ref"] not in tools]
+    bill["dependencies"] = [each for each in bill["dependencies"] if each["ref"] not in tools]
+    for each in bill["dependencies"]:
+        each["dependsOn"] = [name for name in each["dependsOn"] if name not in tools]
     # npm gives the name of the checkout's folder.
     bill["metadata"]["component"]["name"] = json.loads((ROOT / "package.json").read_text(encoding="utf-8"))["name"]
     packages = {name: python_version(name) for name in ("protobuf", "onnx", "jinja2", "markupsafe")}
