@@ -67,7 +67,7 @@ def test_every_device_and_loop_gives_the_oracles_ids(place: str, found: dict[str
     ways = [f"{device}, {loop}" for device in ("wasm", "webgpu") for loop in ("awaited", "blocking")]
     assert {way: tokens[way] for way in ways} == dict.fromkeys(ways, wanted)
     assert tokens["webgpu, capture"] == "tape"
-    assert tokens["chat"] == "[{'role': 'user'}]"
+    assert tokens["chat"] == "[{'role': 'user', 'content': 'hi'}]"
 
 
 @pytest.mark.extended

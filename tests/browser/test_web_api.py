@@ -249,7 +249,8 @@ def test_sessions_keep_what_was_computed_and_are_rewound_edited_and_forked(blank
     found = blank_page.evaluate(SESSIONS)
     first, more, less, again, edited, repeated, rewound = found["turns"]
     assert first[1] == 0
-    assert more[1] >= first[2], "the first turn was there"
+    # The answer's first characters may make a token of their own with the prompt's last line break.
+    assert more[1] >= first[2] - 1, "the first turn was there"
     assert less[1] >= 16, "the fork takes over what the other session computed"
     assert again[1] >= more[2], "the other session's turn between disturbed nothing"
     assert edited[0] == repeated[0] == rewound[0] == first[0], "the same messages have the same answer"
