@@ -108,6 +108,8 @@ async def tokens(base: str, ort_url: str | None) -> dict[str, Any]:
                 found[f"{device}, capture"] = generator.capture
             tokenizer = capstan.Tokenizer(model)
             found[f"{device}, text"] = tokenizer.decode(taken)
-            found["chat"] = tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], template_str="{{ messages }}")
+            found["chat"] = tokenizer.apply_chat_template(
+                [{"role": "user", "content": "hi"}], template_str="{{ messages }}"
+            )
             await model.aclose()
     return found
