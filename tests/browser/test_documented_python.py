@@ -67,3 +67,13 @@ device.close()
     done = harness.exec("\n".join([begin, device, pools, end]), ["nano-llama"])
     assert done.status == 0, done.stderr
     assert done.stdout.split()[:2] == ["True", "True"]
+
+
+def test_the_guide_to_pyodide_generates(harness: Harness) -> None:
+    _, configure, *others = blocks("pyodide")
+    done = harness.exec("\n".join(["import capstan", *others]))
+    assert "capstan.configure" in configure
+    assert done.status == 0, done.stderr
+    ids, *shown = done.stdout.splitlines()
+    assert len(ids.split()) > 8
+    assert shown

@@ -25,6 +25,7 @@ from capstan import errors, measure, memory, notebook
 from capstan.speech import speech_detector
 from capstan_host.model_arguments import BUNDLED
 from tests.documented import CHAT_MODEL, chat_model, examples, prints
+from tests.encoders import ENCODERS
 from tests.sounds import glide, voice, wave_file
 from tests.voices import make_voice
 
@@ -102,6 +103,11 @@ def test_the_lines_of_a_guide_run_where_a_model_is_open(page: str, tmp_path: Pat
     with warnings.catch_warnings(action="ignore"):
         names = asyncio.run(run())
     assert len(names) > 6
+
+
+def test_the_example_of_embeddings_runs() -> None:
+    [(code, _)] = examples("embeddings", "python")
+    assert asyncio.run(run_blocks([code], {"encoder": str(ENCODERS / "bert")})) == ["2 32 mean\n"]
 
 
 @pytest.mark.parametrize("name", NAMES)
