@@ -9,7 +9,7 @@ import { madeUpRun } from "./made_up_run.mjs";
 async function said(canChat, finishReason, contextFull = false) {
   const run = () => madeUpRun(["Yes"], { finishReason, contextFull });
   const llm = { stats: () => ({ canChat }), complete: run, session: () => ({ send: run, messages: [] }) };
-  const turn = { asked: "Well?", content: "Well?", attached: [], append() {} };
+  const turn = { asked: "Well?", answer: "", content: "Well?", attached: [], append() {} };
   let status;
   const chat = {
     ...{ messages: [{ role: "user", content: "Well?" }], turns: [turn] },
@@ -32,3 +32,21 @@ test("the sentence below an answer tells which limit was met", async () => {
     for (const reason of ["stop", "tool_calls", "time"]) assert.equal(await said(canChat, reason), "");
   }
 });
+
+for (const canChat of [true, false]) {
+  test(`an answer is continued ${canChat ? "in its message" : "as a text"}`, async () => {
+    const given = [];
+    const run = (asked, { continueFinalMessage = false }) => {
+      given.push(asked, continueFinalMessage);
+      return madeUpRun([" is it"], { finishReason: "stop" });
+    };
+    const llm = { stats: () => ({ canChat }), complete: run, session: () => ({ send: run, messages: [] }) };
+    const turn = { asked: "Well?", answer: "Here", content: "Well?", attached: [], append() {} };
+    const user = { role: "user", content: "Well?" };
+    const chat = { messages: [user], turns: [turn], getAttribute: () => null, showStatus() {} };
+    await new ModelAnswers(llm, chat).answer(turn, new AbortController().signal);
+    const messages = [user, { role: "assistant", content: "Here" }];
+    assert.deepEqual(given, canChat ? [messages, true] : ["Well?Here", false]);
+    assert.equal(turn.answer, "Here is it");
+  });
+}

@@ -30,18 +30,19 @@ export class ModelAnswers {
     private readonly chat: Conversation,
   ) {}
 
-  /** Answer the last turn, and resolve to the finish reason. */
+  /** Answer the last turn, or continue the answer that it has, and resolve to the finish reason. */
   async answer(turn: ChatTurn, signal: AbortSignal): Promise<string> {
     const { chat, llm } = this;
+    const { answer: begun } = turn;
     chat.showStatus("");
     turn.continues = !llm.stats().canChat;
     const options = { ...objectIn<ChatOptions>(chat, "run-options"), signal };
     if (turn.continues && turn.attached.length) throw refused(NO_FILES);
-    const run = turn.continues ? llm.complete(turn.asked, options) : this.converse(turn, options);
+    const run = turn.continues ? llm.complete(turn.asked + begun, options) : this.converse(turn, begun, options);
     for await (const part of run) turn.append(part);
     const { finishReason, contextFull, text } = await run.result;
     // Parts are what came; a stop text, for one, is cut off later.
-    turn.answer = text;
+    turn.answer = begun + text;
     if (!chat.turns.includes(turn)) return finishReason;
     if (finishReason === "abort") chat.showStatus("Stopped.");
     const full = !contextFull ? "answer" : turn.continues ? "text" : "conversation";
@@ -49,7 +50,7 @@ export class ModelAnswers {
     return finishReason;
   }
 
-  private converse({ content }: ChatTurn, options: ChatOptions): Run {
+  private converse({ content }: ChatTurn, begun: string, options: ChatOptions): Run {
     const before = this.chat.messages.slice(0, -1);
     const kept = this.session?.messages.slice(0, before.length);
     if (this.session && JSON.stringify(kept) === JSON.stringify(before)) this.session.rewind(before.length);
@@ -58,7 +59,12 @@ export class ModelAnswers {
       void this.session?.close();
       this.session = this.llm.session(before);
     }
-    return this.session.send({ role: "user", content }, options);
+    const asked: Message = { role: "user", content };
+    if (!begun) return this.session.send(asked, options);
+    return this.session.send([asked, { role: "assistant", content: begun }], {
+      ...options,
+      continueFinalMessage: true,
+    });
   }
 }
 
