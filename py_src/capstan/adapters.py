@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,8 @@ class LoadedAdapter:
 
     name: str
     weights: LoraWeights
+    digest: str
+    """The SHA-256 of its file, as hex."""
     users: int = 0
     """The number of generators that use it."""
     unloaded: bool = False
@@ -96,7 +99,7 @@ class Adapters:
         except OptionError:
             weights.close()
             raise
-        self._loaded[name] = LoadedAdapter(name, weights)
+        self._loaded[name] = LoadedAdapter(name, weights, hashlib.sha256(data).hexdigest())
 
     def load(self, source: str | os.PathLike[str] | bytes | bytearray | memoryview, name: str) -> None:
         """`load_async`, blocking."""

@@ -98,7 +98,9 @@ class WeightsChangedError(ModelFileError):
 
 
 class StorageError(CapstanError):
-    """The browser's storage is full, locked or gone; the message has the bytes wanted and the bytes free."""
+    """The browser's storage is full, locked or gone, or what was saved is damaged; the message has the bytes wanted and
+    the bytes free, or the reason.
+    """
 
 
 class UnsupportedModelError(CapstanError):

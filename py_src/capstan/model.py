@@ -26,8 +26,10 @@ from .tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from .device.lora_weights import LoraWeights
+    from .device.model_origin import ModelOrigin
     from .device.picture_encoder import PictureEncoder
     from .device.speech_encoder import SpeechEncoder
+    from .graph import GraphDescription
     from .onnxruntime.host_array import HostArray
     from .onnxruntime.not_finite import NotFinite
 
@@ -168,6 +170,16 @@ class Model:
     def picture_encoder(self) -> PictureEncoder | None:
         """The vision graph, on the model's device; None for a model without one."""
         return None if self.config.vision is None else cast("PictureEncoder", self._open().encoder)
+
+    @property
+    def origin(self) -> ModelOrigin:
+        """The files from which the model was loaded."""
+        return self._open().origin
+
+    @property
+    def graph(self) -> GraphDescription:
+        """The description of the decoder's graph, as the device runs it."""
+        return self._open().memory.description
 
     async def load_adapter(self, data: Any, what: str) -> LoraWeights:
         """Load a LoRA adapter file to the device; messages call it `what`. See LoraGraph.load."""

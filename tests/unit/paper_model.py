@@ -10,7 +10,7 @@ from collections.abc import Generator as Steps
 from typing import Any, Protocol, TypeVar, cast
 
 from capstan import Generator, GeneratorParams
-from capstan.device.cache_rows import CacheRows
+from capstan.device.cache_rows import RowSource, SavedRows
 from capstan.device.carried_tensor import CarriedTensor
 from capstan.device.prefix_cache import PrefixCache
 from capstan.device.row_interface import ONE, Burst, Counters
@@ -93,6 +93,16 @@ class PaperCaches:
         assert target.decoder.unread == 0, "a copy while bursts are under way"
         target.decoder.cache, target.decoder.logits_of = self.tokens[:length], None
         target.decoder.adopted.append(length)
+
+    async def read(self, length: int) -> SavedRows:
+        return SavedRows([bytes(self.tokens[:length])])
+
+    def takes(self, base: int, length: int) -> bool:
+        return base == 0
+
+    def write(self, rows: SavedRows, length: int) -> None:
+        assert self.decoder is not None
+        self.decoder.cache, self.decoder.logits_of = list(rows.caches[0][:length]), None
 
     def free(self) -> None:
         assert self.room is not None, "freed twice"
@@ -222,7 +232,7 @@ class PaperDecoder:
         if self.recording is not None:
             await asyncio.wait([self.recording])
 
-    def adopt(self, source: CacheRows, length: int) -> None:
+    def adopt(self, source: RowSource, length: int) -> None:
         source.copy_to(self.caches(), length)
 
     def set_lora(self, lora: object) -> None:

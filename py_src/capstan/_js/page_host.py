@@ -7,6 +7,7 @@ A model folder is a URL of the page's origin that ends in a slash, or a path in 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 from ..device.device_host import Opening
 from ..device.device_interface import DeviceInterface
 from ..device.model_interface import DeviceModel
+from ..device.model_origin import ModelOrigin
 from ..device.noted_graphs import OpenWeights
 from ..device.wasm.cpu_graph import ALL_WIDE, WasmGraph, prepare, wasm_graph
 from ..device.wasm.cpu_program import CpuProgram, program_memory
@@ -187,13 +189,18 @@ async def adopt(path: Any, keep: bool) -> str:
 async def open_model(opening: Opening, device: str) -> DeviceModel:
     folder, filename = opening.folder, opening.config.decoder.filename
 
-    def open_weights(location: str) -> Awaitable[WeightFile]:
+    origin = ModelOrigin()
+
+    async def open_weights(location: str) -> WeightFile:
         store = WeightStore() if opening.keep_weights else None
-        return weight_file(url_of(opening), location, store)
+        file = origin.files[location] = await weight_file(url_of(opening), location, store)
+        return file
 
     async def read_onnx() -> bytes:
         with phase("model.onnx"):
-            return opening.graphs.get(DECODER) or await read(folder, filename, MOST_GRAPH_BYTES)
+            data = opening.graphs.get(DECODER) or await read(folder, filename, MOST_GRAPH_BYTES)
+        origin.graph = hashlib.sha256(data).hexdigest()
+        return data
 
     async def open_on(chosen: str, reason: str | None) -> DeviceModel:
         if chosen == "wasm":
@@ -203,6 +210,7 @@ async def open_model(opening: Opening, device: str) -> DeviceModel:
     with phase("adapter"):
         chosen, reason = await choose_device(device)
     opened = await on_device(device, chosen, reason, open_on)
+    opened.origin = origin
     if opening.keep_weights:
         try:
             await page_storage.keep_repository(folder)

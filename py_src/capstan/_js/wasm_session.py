@@ -70,6 +70,10 @@ class JsWasmSequence:
     def adopt(self, other: JsWasmSequence, length: int) -> None:
         self._js.adopt(other._js, length)
 
+    def write(self, name: str, data: bytes | memoryview, length: int) -> None:
+        with typed_errors():
+            self._js.write(name, data, length)
+
     def close(self) -> None:
         self._js.close()
 

@@ -16,14 +16,16 @@ from ..memory import SNAPSHOTS, DeviceBuffer, DeviceSpan, Loan, Pools
 from ..stages.sampling import finite_logits, sample
 from ..stages.search import SearchOptions
 from ..stages.speculation_options import Speculation
-from .cache_rows import CacheRows
+from .cache_rows import RowSource, SavedRows
 from .carried_tensor import CarriedTensor
+from .model_origin import ModelOrigin
 from .row_interface import ONE, Burst, Counters, RowDecoder
 from .separate_rows import SeparateRows, separate_rows
 from .shortlist import ScoredToken, Shortlist
 from .snapshots import Snapshots
 
 if TYPE_CHECKING:
+    from ..graph import GraphDescription
     from .cache_rows import PictureSpan
     from .device_interface import BoundSpan
     from .lora_weights import LoraWeights
@@ -41,6 +43,8 @@ SCORED_CHUNK = 64
 class Runner(Protocol):
     """A model over one KV cache and, if the model has them, states that each run overwrites."""
 
+    about: GraphDescription
+    """The model's graph."""
     stateful: bool
     """Whether there are such states."""
 
@@ -75,6 +79,9 @@ class Runner(Protocol):
 
     def adopt(self, other: Any, length: int) -> None:
         """Copy the first `length` positions of another runner's cache, which may have another size."""
+
+    def write(self, caches: Sequence[bytes | memoryview], length: int) -> None:
+        """Make the first `length` positions of the caches these, [heads, length, head size] each."""
 
     def set_lora(self, lora: LoraWeights | None) -> None:
         """Run the model with these LoRA adapters; None removes them."""
@@ -114,6 +121,16 @@ class HostCaches:
 
     def free(self) -> None:
         self.runner.close()
+
+    async def read(self, length: int) -> SavedRows:
+        runner = self.runner
+        return SavedRows([(await runner.carried(pair.past, length)).data for pair in runner.about.cache])
+
+    def takes(self, base: int, length: int) -> bool:
+        return base == 0
+
+    def write(self, rows: SavedRows, length: int) -> None:
+        self.runner.write(rows.caches, length)
 
 
 def undraftable(stateful: bool, keeps_all: bool) -> str | None:
@@ -187,7 +204,7 @@ class HostSampledDecoder:
     async def rest(self) -> None:
         """Does nothing: runs on the CPU have ended when a call returns."""
 
-    def adopt(self, source: CacheRows, length: int) -> None:
+    def adopt(self, source: RowSource, length: int) -> None:
         source.copy_to(HostCaches(self._open()), length)
 
     async def prefill(self, ids: Sequence[int], past: int) -> None:
@@ -354,6 +371,7 @@ class HostSampledModel(ABC):
 
     device: str
     encoder: SpeechEncoder | PictureEncoder | None = None
+    origin: ModelOrigin
 
     async def decoder(self, capacity: int, given: Loan | None = None) -> HostSampledDecoder:
         assert given is None, "this device borrows no buffers"

@@ -12,6 +12,7 @@ from .row_interface import RowDecoder
 if TYPE_CHECKING:
     from .lora_weights import LoraGraph, LoraWeights
     from .model_memory import ModelMemory
+    from .model_origin import ModelOrigin
     from .picture_encoder import PictureEncoder
     from .speech_encoder import SpeechEncoder
 
@@ -53,6 +54,8 @@ class DeviceModel(Protocol):
     """The model's inputs for LoRA adapters."""
     encoder: SpeechEncoder | PictureEncoder | None
     """The encoder of a model that hears or sees; set by the load."""
+    origin: ModelOrigin
+    """The files from which the model was loaded; set by the host."""
 
     async def decoder(self, capacity: int, given: Loan | None = None) -> RowDecoder:
         """A decoder of one row, whose KV cache holds `capacity` positions. `given` has the buffers to use, by the names

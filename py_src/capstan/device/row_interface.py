@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from ..stages.search import SearchOptions
 from ..stages.speculation_options import Speculation
-from .cache_rows import CacheRows
+from .cache_rows import CacheRows, RowSource
 from .shortlist import ScoredToken, Shortlist
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class DecoderRow(Protocol):
         if the model has states that each run overwrites: they keep nothing of an earlier position.
         """
 
-    def adopt(self, source: CacheRows, length: int) -> None:
+    def adopt(self, source: RowSource, length: int) -> None:
         """Copy the first `length` positions of the KV cache from `source`; `prefill` then continues after them. Later
         positions and the logits become invalid. Called after `RowDecoder.rest`, while no burst is under way. The copy
         is made on the device.

@@ -23,6 +23,7 @@ from .plain_policy import PlainPolicy
 from .processor_policy import ProcessorPolicy
 from .prompt import checked_prompts
 from .row_loop import RowLoop
+from .saved_state import restore_state, save_state
 from .speculation_policy import SpeculationPolicy
 from .token_scores import Score, score_tokens
 
@@ -323,6 +324,37 @@ class Generator(GeneratedRows):
     def set_logits(self, values: Buffer) -> None:
         """`set_logits_async`, blocking."""
         self._wait(self.set_logits_async(values), "set_logits", "await set_logits_async(values)")
+
+    async def save_state_async(self) -> bytes:
+        """The tokens with their rows of the KV cache, from which `restore_state` of another generator continues, also
+        in a later page or process: about as many bytes as the cache has for these tokens. It has no search options, and
+        of pictures only digests: give them to `see` again after restoring.
+
+        Raises OptionError for several rows and if an adapter was set after tokens, UnsupportedModelError for models
+        that hear or that have recurrent states, PromptError for an empty sequence, StorageError for weights that a
+        later load cannot recognise.
+        """
+        async with self._turn:
+            return await self._loop.surviving(partial(save_state, self._loop))
+
+    def save_state(self) -> bytes:
+        """`save_state_async`, blocking."""
+        return self._wait(self.save_state_async(), "save_state", "await save_state_async()")
+
+    async def restore_state_async(self, state: Buffer) -> None:
+        """Continue a saved sequence: the model runs only on its last token again, for the logits after it. The sequence
+        must be empty, and stays empty after an error.
+
+        Raises StorageError for bytes that are damaged or no state, OptionError for a state of another model, adapter,
+        type of cache or version and for a sequence with tokens, PromptError if max_length is too small, and otherwise
+        the errors of `save_state`.
+        """
+        async with self._turn:
+            await self._loop.surviving(partial(restore_state, self._loop, state))
+
+    def restore_state(self, state: Buffer) -> None:
+        """`restore_state_async`, blocking."""
+        self._wait(self.restore_state_async(state), "restore_state", "await restore_state_async(state)")
 
     async def aside(self, action: Callable[[RowDecoder], Awaitable[T]]) -> T:
         """Record the decode step, read the bursts under way, keep their tokens and call `action` with the decoder.

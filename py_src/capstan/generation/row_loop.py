@@ -99,6 +99,17 @@ class RowLoop(DecodeLoop):
             row.append(prompt.ids, prompt.padding)
         self._change()
 
+    def resume(self, ids: Sequence[int], appended: Sequence[Sequence[int]]) -> None:
+        """Make these ids the tokens of an empty row; the ranges of `appended` were appended, the others picked."""
+        [row] = self.rows
+        ends = [*(start for start, _ in appended[1:]), len(ids)]
+        for (start, end), after in zip(appended, ends, strict=True):
+            self.policy.appending(0, end - start)
+            row.append(ids[start:end])
+            row.tokens += ids[end:after]
+        row.begin_text()
+        self._change()
+
     def sense(self, given: Sequence[Features]) -> None:
         """Set the sounds before the next tokens, one for each prompt, or the pictures in the sequence."""
         self.senses.give(given)

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from ..device.device_host import Opening
 from ..device.device_interface import DeviceInterface
 from ..device.model_interface import DeviceModel
+from ..device.model_origin import ModelOrigin
 from ..errors import DeviceUnavailableError, OptionError
 from ..guidance import TokenBytes, TokenWalks
 from ..host.disk_file import open_file, read_file
@@ -159,7 +160,10 @@ class LocalHost:
         require_reference(device)
         from ..device.reference.reference_model import ReferenceModel  # noqa: PLC0415  (in the extra `reference`)
 
-        return ReferenceModel(opening.folder, opening.config, opening.graphs)
+        model, below = ReferenceModel(opening.folder, opening.config, opening.graphs), opening.config.decoder.folder
+        files = {each: await self.open_weights(opening.folder + below, each, False) for each in model.data_files}
+        model.origin = ModelOrigin(model.graph_digest, {**files})
+        return model
 
     async def has_webgpu(self) -> bool:
         return False

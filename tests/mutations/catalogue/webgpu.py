@@ -261,8 +261,8 @@ WEBGPU = (
     Mutation(
         "sliding.shared",
         "py_src/capstan/device/webgpu/cache_spans.py",
-        "return self.holds(length) and (",
-        "return True or (",
+        "return sliding.holds(base, length) and window",
+        "return window",
         "the prefix cache gives rows whose window is gone",
         unit("sliding_caches::test_nothing_is_continued_where_the_window_is_gone"),
     ),

@@ -191,6 +191,14 @@ export class WasmDecoder {
     /* The caches are freed with the last reference to them. */
   }
 
+  /** Make the first `length` positions of a cache these bytes, [heads, length, size]. */
+  write(name: string, data: PyProxy, length: number): void {
+    const cache = this.spec.caches.find(([input]) => input === name)!;
+    const [, , dtype, [batch, heads, , size]] = cache as [string, string, "float32" | "float16", number[]];
+    const given = this.tensor(dtype, copyBytes(data).buffer, [batch!, heads!, length, size!]);
+    this.cache[name] = this.copied(given, this.withRoom(cache, length), length);
+  }
+
   /** Make the first `length` positions of the caches those of another sequence, whose caches may be of another size. */
   adopt(other: WasmDecoder, length: number): void {
     for (const cache of this.spec.caches)

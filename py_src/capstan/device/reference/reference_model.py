@@ -7,6 +7,7 @@ logits are on the host, and `capstan.sampling` picks the tokens.
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -78,7 +79,9 @@ class ReferenceModel(HostSampledModel):
         onnx = (graphs or {}).get(DECODER)
         data = onnx or read_file(self.folder / decoder.filename, MOST_GRAPH_BYTES)
         parsed = graph.parse(data, decoder.filename)
-        for location in graph.data_ends(parsed):
+        self.graph_digest = hashlib.sha256(data).hexdigest()
+        self.data_files = tuple(graph.data_ends(parsed))
+        for location in self.data_files:
             # onnxruntime would wait for a named pipe.
             open_file(self.folder / decoder.folder / location).close()
         defaults = {}

@@ -43,7 +43,7 @@ class ReferenceSequence:
         tables: RopeTables | None = None,
     ) -> None:
         self._session: Any = session
-        self._about = about
+        self.about = about
         self.capacity = capacity
         self.length = 0
         """Positions in the cache that are valid."""
@@ -93,7 +93,7 @@ class ReferenceSequence:
                 f"{len(ids)} tokens after {self.length} exceed the cache's {self.capacity} positions; shorten the "
                 "prompt"
             )
-        about, end = self._about, self.length + len(ids)
+        about, end = self.about, self.length + len(ids)
         fed = arrays(tensor for each in self._inputs for tensor in each.on_host(ids, self.length))
         given = self._fixed | self._heard | fed
         if self._logits_to_keep is not None:
@@ -116,7 +116,7 @@ class ReferenceSequence:
 
     def _run_in_place(self, given: Mapping[str, Any]) -> list[Any]:
         """Run the model, and return caches, states and logits. Caches are written in place unless they grow."""
-        about, binding = self._about, self._session.io_binding()
+        about, binding = self.about, self._session.io_binding()
         for name, value in given.items():
             binding.bind_cpu_input(name, value)
         for pair, cache in self._caches.items():
@@ -141,7 +141,7 @@ class ReferenceSequence:
         feeds |= {pair.past: cache for pair, cache in self._caches.items()}
         feeds |= {state.past: value for state, value in self._states.items()}
         presents = [*(pair.present for pair in self._caches), *(state.present for state in self._states)]
-        found: list[Any] = self._session.run_with_ort_values([*presents, self._about.logits], feeds)
+        found: list[Any] = self._session.run_with_ort_values([*presents, self.about.logits], feeds)
         return found
 
     def set_lora(self, lora: LoraWeights | None) -> None:
@@ -188,11 +188,14 @@ class ReferenceSequence:
         valid: np.ndarray[Any, np.dtype[Any]] = self._caches[pair].numpy()[0, :, : self.length].copy()
         return valid
 
-    def carried(self, name: str) -> CarriedTensor:
-        """A cache or state by its name in the graph. OptionError if there is none."""
-        found = carried(self._about, name)
+    def carried(self, name: str, valid: int | None = None) -> CarriedTensor:
+        """A cache, of all positions or of the first `valid` ones, or a state by its name in the graph. OptionError if
+        there is none.
+        """
+        found = carried(self.about, name)
         value = self._states[found] if isinstance(found, StateTensor) else self._caches[found]
-        return CarriedTensor.read(self._about, found, value.numpy().tobytes(), self.length)
+        length = self.length if valid is None else valid
+        return CarriedTensor.read(self.about, found, value.numpy().tobytes(), length)
 
     @property
     def stateful(self) -> bool:
@@ -224,7 +227,7 @@ class ReferenceSequence:
                 f"cannot rewind to {length}: the states are those after {self.length} tokens, and each run overwrites "
                 "them; restore a snapshot of an earlier position (bring_states) and run the tokens after it again"
             )
-        if self._about.growing and length < self.length:
+        if self.about.growing and length < self.length:
             for pair, cache in self._caches.items():
                 kept = np.ascontiguousarray(cache.numpy()[:, :, :length])
                 self._caches[pair] = onnxruntime.OrtValue.ortvalue_from_numpy(kept)
@@ -240,8 +243,8 @@ class ReferenceSequence:
 
     def cache_bytes(self, length: int) -> int:
         """The bytes of `length` positions."""
-        item = np.dtype(self._about.cache_dtype).itemsize
-        return item * sum(math.prod(pair.dims(1, length)) for pair in self._about.cache)
+        item = np.dtype(self.about.cache_dtype).itemsize
+        return item * sum(math.prod(pair.dims(1, length)) for pair in self.about.cache)
 
     def adopt(self, other: ReferenceSequence, length: int) -> None:
         """Make the first `length` positions those of another sequence of the same model, of any capacity. The logits
@@ -249,19 +252,29 @@ class ReferenceSequence:
         """
         for pair, source in other._caches.items():
             rows = source.numpy()[:, :, :length]
-            if self._about.growing:
+            if self.about.growing:
                 made = np.ascontiguousarray(rows)
             else:
-                made = np.zeros(pair.dims(1, self.capacity), self._about.cache_dtype)
+                made = np.zeros(pair.dims(1, self.capacity), self.about.cache_dtype)
                 made[:, :, :length] = rows
             self._caches[pair] = onnxruntime.OrtValue.ortvalue_from_numpy(made)
         self.length = length
 
     def kept(self, length: int) -> ReferenceSequence:
         """A new sequence of only the first `length` positions."""
-        made = ReferenceSequence(self._session, self._about, length)
+        made = ReferenceSequence(self._session, self.about, length)
         made.adopt(self, length)
         return made
+
+    def write(self, caches: Sequence[bytes | memoryview], length: int) -> None:
+        """Make the first `length` positions of the caches these, [heads, length, head size] each. The logits are
+        invalid until the next run.
+        """
+        for pair, data in zip(self.about.cache, caches, strict=True):
+            made = np.zeros(pair.dims(1, length if self.about.growing else self.capacity), self.about.cache_dtype)
+            made[:, :, :length] = np.frombuffer(data, self.about.cache_dtype).reshape(pair.dims(1, length))
+            self._caches[pair] = onnxruntime.OrtValue.ortvalue_from_numpy(made)
+        self.length = length
 
     def close(self) -> None:
         self._session = None
@@ -273,6 +286,7 @@ class ReferenceRunner:
 
     def __init__(self, sequence: ReferenceSequence) -> None:
         self._sequence = sequence
+        self.about = sequence.about
         self.stateful = sequence.stateful
         self.undraftable = undraftable(sequence.stateful, sequence.keeps_all)
 
@@ -286,7 +300,7 @@ class ReferenceRunner:
         return array("f", self._sequence.logits())
 
     async def carried(self, name: str, valid: int) -> CarriedTensor:
-        return self._sequence.carried(name)
+        return self._sequence.carried(name, valid)
 
     def keep_states(self, slot: int) -> None:
         self._sequence.keep_states(slot)
@@ -317,6 +331,9 @@ class ReferenceRunner:
 
     def adopt(self, other: ReferenceRunner, length: int) -> None:
         self._sequence.adopt(other._sequence, length)
+
+    def write(self, caches: Sequence[bytes | memoryview], length: int) -> None:
+        self._sequence.write(caches, length)
 
     def close(self) -> None:
         self._sequence.close()

@@ -54,6 +54,9 @@ class WasmSequence(Protocol):
 
     def adopt(self, other: Any, length: int) -> None: ...
 
+    def write(self, name: str, data: bytes | memoryview, length: int) -> None:
+        """Make the first `length` positions of a cache these bytes, [heads, length, head size]."""
+
     def close(self) -> None:
         """Free the caches; onnxruntime-web's are freed with the last reference to them."""
 
@@ -133,7 +136,7 @@ class WasmRunner:
         lora: LoraGraph,
         tables: RopeTables | None = None,
     ):
-        self._session, self._about = session, about
+        self._session, self.about = session, about
         self.stateful = bool(about.states)
         length = 0 if about.growing else capacity
         caches = [(pair.past, pair.present, about.cache_dtype, pair.dims(1, length)) for pair in about.cache]
@@ -202,8 +205,8 @@ class WasmRunner:
             self._sequence.feed(tensors)
 
     async def carried(self, name: str, valid: int) -> CarriedTensor:
-        found = carried(self._about, name)
-        return CarriedTensor.read(self._about, found, self._sequence.carried(found.past), valid)
+        found = carried(self.about, name)
+        return CarriedTensor.read(self.about, found, self._sequence.carried(found.past), valid)
 
     def keep_states(self, slot: int) -> None:
         self._sequence.keep_states(slot)
@@ -215,15 +218,19 @@ class WasmRunner:
         self._sequence.copy_from(other._sequence)
 
     def cache_bytes(self, length: int) -> int:
-        return sum(byte_count(self._about.cache_dtype, pair.dims(1, length)) for pair in self._about.cache)
+        return sum(byte_count(self.about.cache_dtype, pair.dims(1, length)) for pair in self.about.cache)
 
     def kept(self, length: int) -> WasmRunner:
-        made = WasmRunner(self._session, self._about, length, LoraGraph())
+        made = WasmRunner(self._session, self.about, length, LoraGraph())
         made.adopt(self, length)
         return made
 
     def adopt(self, other: WasmRunner, length: int) -> None:
         self._sequence.adopt(other._sequence, length)
+
+    def write(self, caches: Sequence[bytes | memoryview], length: int) -> None:
+        for pair, data in zip(self.about.cache, caches, strict=True):
+            self._sequence.write(pair.past, data, length)
 
     def close(self) -> None:
         self._sequence.close()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ...graph import CachePair, GraphDescription
 from ...memory import BufferRequest, DeviceBuffer, DeviceSpan, StridedCopy
+from ..cache_rows import SavedRows
 from ..device_interface import DeviceInterface
 from ..element_types import byte_count
 from .sliding import SlidingWindow
@@ -38,7 +39,7 @@ class CacheSpans:
         return sum(self._sizes(length, self.base))
 
     def continues(self, target: CacheSpans, length: int) -> bool:
-        return self.holds(length) and (self.base == 0 or (target.window is not None and target.window.slides))
+        return target.takes(self.base, length)
 
     def holds(self, length: int) -> bool:
         sliding = self.about.sliding
@@ -59,18 +60,37 @@ class CacheSpans:
         return kept
 
     def copy_to(self, target: CacheSpans, length: int) -> None:
-        window = target.window
-        base = self.base
-        if window is not None and length - base >= window.room:
-            base = max(base, window.kept_from(length, 1))
-        if window is not None:
-            # The target's positions count from its base.
-            window.rebase(base)
-        self._copy(target, length, base)
+        self._copy(target, length, target._begin(self.base, length))
 
     def free(self) -> None:
         for buffer in self.owned:
             buffer.close()
+
+    async def read(self, length: int) -> SavedRows:
+        kept = await self.kept(length)
+        try:
+            caches = [bytearray(span.length) for span in kept.spans]
+            await self.device.copy_all_to_cpu(list(zip(kept.spans, caches, strict=True)))
+        finally:
+            kept.free()
+        return SavedRows([memoryview(each) for each in caches], kept.base)
+
+    def takes(self, base: int, length: int) -> bool:
+        sliding, window = self.about.sliding, self.window
+        if sliding is None or base == 0:
+            return base == 0
+        return sliding.holds(base, length) and window is not None and window.slides
+
+    def write(self, rows: SavedRows, length: int) -> None:
+        base = self._begin(rows.base, length)
+        for pair, span, data in zip(self.about.cache, self.spans, rows.caches, strict=True):
+            position = byte_count(self.about.cache_dtype, (pair.head_size,))
+            first, held = (base, rows.base) if self._slides(pair) else (0, 0)
+            size, given = position * (length - first), position * (length - held)
+            for head in range(pair.heads):
+                end = (head + 1) * given
+                place = span.sub(head * position * self.room(pair), size)
+                self.device.copy_cpu_to_device(place, data[end - size : end])
 
     @property
     def base(self) -> int:
@@ -82,6 +102,19 @@ class CacheSpans:
         if not self._slides(pair):
             return self.positions
         return self.positions - self.kept_from if self.window is None else self.window.room
+
+    def _begin(self, base: int, length: int) -> int:
+        """Let sliding caches begin at `base`, or later if they have no room for all positions up to `length`; returns
+        the first position.
+        """
+        window = self.window
+        if window is None:
+            return base
+        if length - base >= window.room:
+            base = max(base, window.kept_from(length, 1))
+        # The positions of the caches count from their base.
+        window.rebase(base)
+        return base
 
     def _copy(self, target: CacheSpans, length: int, base: int) -> None:
         """Copy the first `length` positions (of sliding caches those from `base` on) to the same positions of the

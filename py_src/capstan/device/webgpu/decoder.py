@@ -17,7 +17,7 @@ from ...errors import OptionError
 from ...stages.search import SearchOptions
 from ...stages.speculation_options import Speculation
 from ...tape import TapeKey
-from ..cache_rows import CacheRows
+from ..cache_rows import RowSource
 from ..carried_tensor import CarriedTensor, carried
 from ..element_types import byte_count
 from ..lora_weights import LoraWeights
@@ -192,7 +192,7 @@ class WebGpuDecoder(SampledRows, SampledRow):
     async def score(self, tokens: Sequence[int], past: int) -> list[ScoredToken]:
         return await self.runs.score(tokens, past)
 
-    def adopt(self, source: CacheRows, length: int) -> None:
+    def adopt(self, source: RowSource, length: int) -> None:
         self.runs.held = length
         target = self.caches()
         assert target is not None

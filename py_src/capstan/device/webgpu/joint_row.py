@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ..cache_rows import CacheRows
+from ..cache_rows import RowSource
 from ..carried_tensor import CarriedTensor
 from ..shortlist import ScoredToken
 from .cache_spans import CacheSpans
@@ -70,7 +70,7 @@ class JointRow(SampledRow):
         owner = f"{buffers.owner}, kept"
         return CacheSpans(buffers.device, buffers.about, spans, buffers.capacity, owner, window=window)
 
-    def adopt(self, source: CacheRows, length: int) -> None:
+    def adopt(self, source: RowSource, length: int) -> None:
         target = self.caches()
         assert target is not None
         source.copy_to(target, length)

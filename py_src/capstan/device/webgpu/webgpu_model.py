@@ -17,6 +17,7 @@ from ...memory import DeviceBuffer, DeviceSpan, Loan, Pools
 from ..lora_weights import LoraGraph, LoraWeights
 from ..model_interface import TapeOptions
 from ..model_memory import Borrowed
+from ..model_origin import ModelOrigin
 from ..picture_encoder import PictureEncoder
 from ..row_interface import RowDecoder
 from ..run_input import FREE
@@ -47,6 +48,7 @@ class WebGpuModel:
 
     device = "webgpu"
     encoder: SpeechEncoder | PictureEncoder | None = None
+    origin: ModelOrigin
 
     def __init__(self, loaded: Loaded, options: TapeOptions) -> None:
         self.interface = loaded.interface

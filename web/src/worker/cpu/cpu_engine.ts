@@ -175,6 +175,25 @@ export class CpuSequence {
     throw new Error(`there is no cache ${name}`);
   }
 
+  /** Make the first `length` positions of a cache these bytes, [heads, length, size]; called for each cache in turn. */
+  write(name: string, data: PyProxy, length: number): void {
+    this.makeRoom(length, 0);
+    const given = copyBytes(data);
+    const { address, room } = this.place;
+    let at = address;
+    for (const [input, , , [, heads, , size]] of this.caches) {
+      if (input === name) {
+        const bytes = new Uint8Array(this.engine.memory.buffer);
+        const row = 4 * size;
+        for (let head = 0; head < heads; head++)
+          bytes.set(given.subarray(head * row * length, (head + 1) * row * length), at + head * row * room);
+        return;
+      }
+      at += 4 * heads * size * room;
+    }
+    throw new Error(`there is no cache ${name}`);
+  }
+
   copyFrom(other: CpuSequence): void {
     this.adopt(other, other.place.room);
   }
