@@ -241,6 +241,14 @@ class PaperBacking:
         self.before("append_text", name)
         self.files.setdefault(name, bytearray()).extend(text.encode())
 
+    async def read_bytes(self, name: str) -> bytes | None:
+        self.before("read_bytes", name)
+        return bytes(self.files[name]) if name in self.files else None
+
+    async def write_bytes(self, name: str, data: bytes) -> None:
+        self.before("write_bytes", name)
+        self.files[name] = bytearray(data)
+
     async def remove(self, name: str) -> None:
         self.before("remove", name)
         if name in self.locked or self.open_files[name]:

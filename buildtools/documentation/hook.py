@@ -47,6 +47,7 @@ SOUGHT = {
     "pyodide.md": ("notebook", "jupyterlite", "marimo", "pyscript", "micropip"),
     "questions.md": ("faq", "cors", "licence"),
     "rerankers.md": ("reranker", "rerank", "cross-encoder"),
+    "saved_conversations.md": ("save a conversation", "restore", "reload"),
     "see.md": ("image", "picture", "vision", "photo"),
     "speak.md": ("text to speech", "voice", "kokoro", "tts"),
     "speed.md": ("benchmark", "tokens per second"),

@@ -65,7 +65,7 @@ PROMPT_API = """async () => {
   window.install = (await import("/prompt_api.js")).install;
 }"""
 PAGES = (
-    *("web", "web_load", "web_tokens", "web_models", "web_openai", "chat", "tools", "guidance"),
+    *("web", "web_load", "web_tokens", "web_models", "saved_conversations", "web_openai", "chat", "tools", "guidance"),
     *("large_models", "offline", "speed_here", "costs", "README", "porting_webllm", "porting_wllama"),
     *("porting_transformers_js", "embeddings", "rerankers", "agents", "hear", "see", "speak", "see_and_hear", "trace"),
     "prompt_api",

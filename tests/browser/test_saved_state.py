@@ -36,6 +36,7 @@ def continued(scripts: PageScripts, model: str, load: dict[str, Any], **argument
     return found
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("way", WAYS)
 def test_ids_are_those_of_an_unbroken_sequence(way: str, scripts: PageScripts) -> None:
     found = continued(scripts, "nano-llama", WAYS[way])
@@ -51,6 +52,7 @@ def test_seeded_ids_are_those_of_an_unbroken_sequence(way: str, scripts: PageScr
     continued(scripts, "nano-llama", WAYS[way], **SEEDED)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("prompt", [60, WINDOW + 512 + 64], ids=["whole", "slid"])
 def test_caches_that_slide_continue(prompt: int, variants: Variants, scripts: PageScripts) -> None:
     source = FIXTURES / "nano-gemma3"

@@ -60,6 +60,9 @@ LEAST: dict[str, dict[str, Any]] = {
     "load_voice": {"model": HUB},
     "speak": {"text": "a"},
     "end_session": {"session": "session 1"},
+    "save_session": {"session": "session 1", "id": "a", "messages": MESSAGES, "budget": 9},
+    "restore_session": {**MODEL, "id": "a"},
+    "saved_sessions": {"action": "list", "id": None},
     "trace": {"action": "start"},
 }
 """The fields that each request must have, by its kind."""
@@ -107,6 +110,7 @@ MOST: dict[str, dict[str, Any]] = {
     "load_voice": {"dtype": "q4", "device": "auto", "disable_file_mapped_weights": True},
     "speak": {"voice": "af_heart", "speed": 1.5, "phonemes": True},
     "plan": {"dtype": "q4", "device": "wasm", "kv_cache_dtype": "int4"},
+    "restore_session": TALK_OPTIONS,
 }
 """The fields that it may have besides."""
 KINDS = list(LEAST)
@@ -134,7 +138,7 @@ def test_a_request_is_taken_with_all_its_fields_and_with_those_that_it_must_have
 
 
 WORDS = {
-    **dict.fromkeys(("source", "filename", "query"), "a string"),
+    **dict.fromkeys(("source", "filename", "query", "id"), "a string"),
     **dict.fromkeys(("dtype", "prompt", "which", "adapter", "system", "logits_processor"), "a string or null"),
     "live": "a whole number",
     **dict.fromkeys(("silence", "threshold", "interval", "speed"), "a number or null"),
@@ -164,7 +168,7 @@ WORDS = {
     "device": "'webgpu', 'wasm', 'auto' or null",
     "capture": "'tape', 'ort', 'off' or null",
     "stall_timeout": "a number or null",
-    "count": "a whole number",
+    **dict.fromkeys(("count", "budget"), "a whole number"),
     "text": "a string or null",
     "pooling": "'mean', 'cls', 'last' or null",
     "kv_cache_dtype": "'float', 'int8', 'int4' or null",
@@ -183,6 +187,9 @@ OF_A_KIND = {
     ("trace", "action"): "'start' or 'stop'",
     ("models", "action"): "'list', 'evict' or 'verify'",
     ("listen", "action"): "'begin', 'hear', 'end' or 'drop'",
+    ("saved_sessions", "action"): "'list' or 'delete'",
+    ("save_session", "session"): "a string",
+    ("saved_sessions", "id"): "a string or null",
 }
 
 

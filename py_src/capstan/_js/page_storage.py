@@ -225,6 +225,15 @@ class JsBacking:
         with storage_errors():
             await capstan_host.storage.writeText(self._js, name, text.encode())
 
+    async def read_bytes(self, name: str) -> bytes | None:
+        with storage_errors():
+            found = await capstan_host.storage.readBytes(self._js, name)
+        return bytes(found.to_bytes()) if hasattr(found, "to_bytes") else None
+
+    async def write_bytes(self, name: str, data: bytes) -> None:
+        with storage_errors():
+            await capstan_host.storage.writeBytes(self._js, name, data)
+
     async def remove(self, name: str) -> None:
         with storage_errors():
             await self._js.remove(name)

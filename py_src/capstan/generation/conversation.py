@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ..device.prefix_cache import Content
 from ..text.stream import StoppingStream, alike
 from .chat_prompt import ChatPrompt, ChatPrompts
 from .generator import Generator
@@ -49,6 +50,10 @@ class Conversation:
         if ids[kept:] or not kept:
             self.generator.append_tokens(ids[kept:])
         return kept
+
+    def resume(self, contents: Sequence[Content]) -> None:
+        """Continue with the generator's present sequence, in which pictures stand at `contents`."""
+        self._asked = ChatPrompt("", [], (), tuple(contents))
 
     async def answer(self, limit: int | None, show: Callable[[int, str], None], begun: Sequence[int] = ()) -> str:
         """Generate at most `limit` tokens. Returns the reason for the end: the generator's finish_reason, or

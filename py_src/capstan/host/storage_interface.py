@@ -204,6 +204,10 @@ class Backing(Protocol):
     async def write_text(self, name: str, text: str) -> None:
         """Write a whole text, or nothing."""
 
+    async def read_bytes(self, name: str) -> bytes | None: ...
+    async def write_bytes(self, name: str, data: bytes) -> None:
+        """Write a whole file; a crash may leave it incomplete."""
+
     async def remove(self, name: str) -> None:
         """Remove a file; no error if there is none, StorageError if another tab has it open."""
 

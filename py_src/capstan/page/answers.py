@@ -62,6 +62,9 @@ from .requests import (
     OperationsRequest,
     PlanRequest,
     RerankRequest,
+    RestoreSessionRequest,
+    SavedSessionsRequest,
+    SaveSessionRequest,
     ScoreRequest,
     SpeakRequest,
     TokenizerRequest,
@@ -303,6 +306,19 @@ async def end_session(session: PageSession, request: EndSessionRequest) -> None:
     await session.end_conversation(request["session"])
 
 
+async def saved_sessions(
+    session: PageSession, request: SaveSessionRequest | RestoreSessionRequest | SavedSessionsRequest
+) -> Any:
+    """Store a session, continue a stored one, or list and remove stored ones."""
+    from .saved_sessions import listed, restore, save  # noqa: PLC0415  (for pages that store sessions only)
+
+    if request["kind"] == "save_session":
+        return await save(session, request)
+    if request["kind"] == "restore_session":
+        return await restore(session, request)
+    return await listed(request)
+
+
 async def traced(session: PageSession, request: TraceRequest) -> dict[str, Any] | None:
     """Begin a trace, or end and return it."""
     if request["action"] == "stop":
@@ -374,5 +390,8 @@ ANSWERS: Mapping[str, Callable[[PageSession, Any], Awaitable[Any]]] = {
     "speak": voices,
     "operations": operations,
     "end_session": end_session,
+    "save_session": saved_sessions,
+    "restore_session": saved_sessions,
+    "saved_sessions": saved_sessions,
     "trace": traced,
 }

@@ -40,7 +40,10 @@ __all__ = [
     "OperationsRequest",
     "PlanRequest",
     "RerankRequest",
+    "RestoreSessionRequest",
     "RunRequest",
+    "SaveSessionRequest",
+    "SavedSessionsRequest",
     "ScoreRequest",
     "ScoredSequence",
     "SpeakRequest",
@@ -320,6 +323,33 @@ class MemoryRequest(TypedDict):
     kind: Literal["memory"]
 
 
+class SaveSessionRequest(TypedDict):
+    """Store a session's messages, and what was computed for them, under an id; see SavedSession."""
+
+    kind: Literal["save_session"]
+    session: str
+    id: str
+    messages: list[Message]
+    budget: int
+    """The most bytes that the computed states of all stored sessions may take together."""
+
+
+class RestoreSessionRequest(ConversationRequest):
+    """Continue a stored session as `session`; the result is a RestoredSession, or null if there is none of that id."""
+
+    kind: Literal["restore_session"]
+    id: str
+
+
+class SavedSessionsRequest(TypedDict):
+    """List the stored sessions, after removing one or all."""
+
+    kind: Literal["saved_sessions"]
+    action: Literal["list", "delete"]
+    id: str | None
+    """null means all."""
+
+
 class TraceRequest(TypedDict):
     """Begin a trace, or end it; then the result is a Trace."""
 
@@ -349,5 +379,8 @@ AnsweredRequest = (
     | LoadVoiceRequest
     | SpeakRequest
     | EndSessionRequest
+    | SaveSessionRequest
+    | RestoreSessionRequest
+    | SavedSessionsRequest
     | TraceRequest
 )

@@ -104,8 +104,8 @@ WEIGHTS = (
     Mutation(
         "opfs.empty",
         "web/src/worker/storage/opfs.ts",
-        ".text()) || null;",
-        ".text());",
+        ".text())) || null;",
+        ".text()));",
         "an empty file that a closed page left is a damaged note",
         browser("start_faults::test_a_page_closed_at_a_stage_leaves_nothing_that_the_next_one_trips_over"),
     ),

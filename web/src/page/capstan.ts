@@ -26,6 +26,9 @@ import type {
   ModelFacts,
   ModelFolder,
   Request,
+  RestoredSession,
+  SaveResult,
+  SaveSessionRequest,
   ScoreResult,
   TokenizerResult,
   Trace,
@@ -33,7 +36,8 @@ import type {
 import { reading, readOptions } from "./arguments";
 import { Run, type RunResult, Turns } from "./run";
 import { type Scored, scoredText, type ScoreOptions, scoring } from "./score";
-import { Session } from "./chat_session";
+import { nextName, requireId, Session } from "./chat_session";
+import { savedSessions, type SavedSessions } from "./saved_sessions";
 import { sharedName } from "./sharing";
 import { Microphone, type MicrophoneOptions } from "./microphone";
 import { takePictures } from "./pictures";
@@ -72,7 +76,9 @@ export {
   type TokenLogprob,
 } from "./run";
 export type { Scored, ScoredToken, ScoreOptions } from "./score";
-export { Session } from "./chat_session";
+export { type SaveOptions, Session } from "./chat_session";
+export type { SavedSession, SaveResult } from "../wire/protocol";
+export type { SavedSessions } from "./saved_sessions";
 export type { KnownModel } from "./known_models";
 export type { Fit, FitOptions, Models, StoredModel, StoredOptions } from "./stored_models";
 export { Tokenizer } from "./model_tokenizer";
@@ -284,6 +290,30 @@ export class Capstan {
 
   /** A conversation that keeps its messages, and what was computed for them, from turn to turn. */
   session(messages: readonly Message[] = []): Session {
+    return this.begun(reading("messages", () => read("messages", messages, messageList) as Message[]));
+  }
+
+  /**
+   * Continue a session that `session.save(id)` stored, in this page or an earlier one; null if there is none of that id.
+   * If what was computed cannot be used (it is damaged or was removed, or this is another model or adapter), `restored`
+   * has the reason, and the messages are computed again with the first answer. Rejects with StorageError if the messages
+   * are damaged.
+   */
+  async restore(id: string): Promise<Session | null> {
+    requireId(id);
+    const session = nextName();
+    const { messages: _, ...request } = chatRequest(this.folder, this.options, [], {});
+    const asked = { ...request, kind: "restore_session", id, session } as const;
+    const found = (await this.inTurn(asked)) as RestoredSession | null;
+    if (!found) return null;
+    const { messages, tokens, reason } = found;
+    return this.begun(messages, session, { tokens, reason });
+  }
+
+  /** The saved sessions of this origin, the most recently used first, and their removal. */
+  readonly sessions: SavedSessions = savedSessions((request) => this.inTurn(request));
+
+  private begun(messages: readonly Message[], name?: string, restored?: Session["restored"]): Session {
     const answer = (asked: readonly Message[], given: ChatOptions, session: string): Run => {
       const request = chatRequest(this.folder, this.options, asked, given);
       const { num_return_sequences: count = 1 } = request.search ?? {};
@@ -291,11 +321,8 @@ export class Capstan {
       return this.run({ ...request, session }, given);
     };
     const end = async (session: string): Promise<void> => void (await this.inTurn({ kind: "end_session", session }));
-    return new Session(
-      answer,
-      end,
-      reading("messages", () => read("messages", messages, messageList) as Message[]),
-    );
+    const save = async (request: SaveSessionRequest): Promise<SaveResult> => (await this.inTurn(request)) as SaveResult;
+    return new Session(answer, end, save, messages, name, restored);
   }
 
   /**

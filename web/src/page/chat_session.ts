@@ -2,25 +2,42 @@
 
 import { answerMessage } from "./answer_message";
 import { refused } from "../wire/errors";
-import { shown } from "./kinds";
+import { readOptions } from "./arguments";
+import { type Kinds, shown, whole } from "./kinds";
 import type { ChatOptions } from "./options";
-import { heldMessage } from "./pictures";
-import type { Message } from "../wire/protocol";
+import { heldMessage, plainMessages } from "./pictures";
+import type { Message, RestoredSession, SaveResult, SaveSessionRequest } from "../wire/protocol";
 import type { Run } from "./run";
 
 /** Answers the last of the messages, with what was computed for the session of that name. */
 export type Answer = (messages: readonly Message[], options: ChatOptions, session: string) => Run;
 /** Gives back what was computed for a session. */
 export type End = (session: string) => Promise<void>;
+/** Stores a session. */
+export type Save = (request: SaveSessionRequest) => Promise<SaveResult>;
+
+export interface SaveOptions {
+  /** The most bytes of storage for what was computed of all saved sessions together; 1 GB unless given. */
+  budget?: number;
+}
+
+const SAVE_KINDS: Kinds = { budget: whole(0, Number.MAX_SAFE_INTEGER) };
+const BUDGET = 1e9;
+/** Characters of an id. */
+const MOST_ID = 1000;
 
 let count = 0;
+
+/** The name of a new session in the worker. */
+export function nextName(): string {
+  return `session ${++count}`;
+}
 
 /**
  * Messages to which a model's answers are added. Change them with `rewind` and `edit`: a turn runs the model on what differs
  * from the turn before only. Sessions of one model take turns, and each holds a KV cache until `close`.
  */
 export class Session {
-  private readonly name = `session ${++count}`;
   private kept: Message[];
   private running = false;
   private closed = false;
@@ -28,7 +45,11 @@ export class Session {
   constructor(
     private readonly answer: Answer,
     private readonly end: End,
+    private readonly keep: Save,
     messages: readonly Message[] = [],
+    private readonly name: string = nextName(),
+    /** For a session of `Capstan.restore`: the tokens that need not be computed again, and why there are none. */
+    readonly restored: Readonly<Pick<RestoredSession, "tokens" | "reason">> | null = null,
   ) {
     this.kept = messages.map(heldMessage);
   }
@@ -80,7 +101,21 @@ export class Session {
    */
   fork(): Session {
     this.requireIdle();
-    return new Session(this.answer, this.end, this.kept);
+    return new Session(this.answer, this.end, this.keep, this.kept);
+  }
+
+  /**
+   * Store its messages and what was computed for them in this origin's storage, in place of the last session of that id:
+   * `Capstan.restore(id)` continues it, also in a later page. Pictures are stored with their messages. Rejects with
+   * StorageError if the storage is full or the budget too small, and with UnsupportedModelError for a model with
+   * recurrent states.
+   */
+  async save(id: string, options: SaveOptions = {}): Promise<SaveResult> {
+    this.requireIdle();
+    const { budget = BUDGET } = readOptions("the options", options, SAVE_KINDS);
+    requireId(id);
+    const messages = await plainMessages(this.kept);
+    return this.keep({ kind: "save_session", session: this.name, id, messages, budget });
   }
 
   /** Give back its KV cache. */
@@ -118,4 +153,10 @@ export class Session {
     if (!Number.isInteger(place) || place < 0 || place > last)
       throw refused(`${shown(place)} is no place among ${this.kept.length} messages; it must be from 0 to ${last}`);
   }
+}
+
+/** Throw OptionError unless this can be the id of a saved session. */
+export function requireId(id: unknown): void {
+  if (typeof id !== "string" || id.length < 1 || id.length > MOST_ID)
+    throw refused(`the id is ${shown(id)}; it must be a string of 1 to ${MOST_ID} characters`);
 }

@@ -1,6 +1,7 @@
 // Pictures in the messages of a chat: their content parts, and what crosses to the worker of them.
 
 import { CapstanError, refused, told } from "../wire/errors";
+import { reading } from "./arguments";
 import { shown } from "./kinds";
 import { pageAddress } from "./load_in_worker";
 import type { ContentPart, Message, PictureData } from "../wire/protocol";
@@ -39,6 +40,35 @@ export function heldMessage(message: Message): Message {
     // The next run reads it and says what is wrong.
     return message;
   }
+}
+
+/** Messages that JSON can hold: each picture is a `data:` address with its content, or as PNG with its pixels. */
+export async function plainMessages(messages: readonly Message[]): Promise<Message[]> {
+  const { messages: taken, pictures } = reading("messages", () => takePictures(messages));
+  const { signal } = new AbortController();
+  const addresses = await Promise.all(pictures.map(async (read) => dataAddress(await read(signal))));
+  const part = (given: unknown): unknown => {
+    const { type, picture } = (given ?? {}) as { type?: unknown; picture?: unknown };
+    return type === "image" ? { type: "image_url", image_url: addresses[picture as number] } : given;
+  };
+  const plain = (message: Message): Message =>
+    Array.isArray(message.content) ? { ...message, content: message.content.map(part) as ContentPart[] } : message;
+  return taken.map(plain);
+}
+
+async function dataAddress({ width, height, bytes }: PictureData): Promise<string> {
+  let content = new Blob([bytes as Uint8Array<ArrayBuffer>]);
+  if (width && height) {
+    const canvas = new OffscreenCanvas(width, height);
+    canvas.getContext("2d")!.putImageData(new ImageData(new Uint8ClampedArray(bytes), width, height), 0, 0);
+    content = await canvas.convertToBlob();
+  }
+  return new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result as string);
+    reader.onerror = () => reject(pictureError(`a picture cannot be read (${told(reader.error)}); pick it again`));
+    reader.readAsDataURL(content);
+  });
 }
 
 function isImage(part: unknown): part is { type: "image"; image: unknown } {

@@ -2,7 +2,7 @@
 // requests.ts, which build.py writes from py_src/capstan/page/requests.py.
 
 import type { Assets } from "./assets";
-import type { AnswerPart } from "./page_types";
+import type { AnswerPart, Message } from "./page_types";
 import type { Picking } from "./search_options";
 import type { AnsweredRequest, DeviceOptions, HubRepository } from "./requests";
 
@@ -106,6 +106,35 @@ export interface Alternative {
   probability: number;
   /** Whether the text ends with it. */
   ends: boolean;
+}
+
+/** A stored session. The result of a SavedSessionsRequest is a list of them, the most recently used first. */
+export interface SavedSession {
+  id: string;
+  /** The number of its messages. */
+  messages: number;
+  /** Tokens that are computed already, and the bytes of what was computed for them. */
+  tokens: number;
+  bytes: number;
+  /** When it was last saved or restored, in milliseconds since 1970. */
+  used: number;
+  /** Why nothing that was computed is stored; else empty. */
+  reason: string;
+}
+
+/** The result of a SaveSessionRequest. */
+export interface SaveResult extends SavedSession {
+  /** The ids of sessions that lost what was computed for them, since all together would exceed the budget. */
+  evicted: string[];
+}
+
+/** The result of a RestoreSessionRequest. */
+export interface RestoredSession {
+  messages: Message[];
+  /** Tokens that need not be computed again. */
+  tokens: number;
+  /** Why there are none; else empty. */
+  reason: string;
 }
 
 /** The result of a LoadEmbedderRequest. */

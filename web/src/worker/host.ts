@@ -4,7 +4,7 @@
 
 import type { PyProxy } from "pyodide/ffi";
 import { type Assets, placeAssets } from "../wire/assets";
-import { withBytes } from "./crossing";
+import { copyBytes, withBytes } from "./crossing";
 import { GpuEngine } from "./engine";
 import { requestAdapter, requireAdapter, summarize } from "../wire/adapter";
 import { type Backing, digest, freeBytes } from "./storage/backing";
@@ -96,6 +96,8 @@ const storage = {
   openBacking,
   readText,
   writeText: (backing: Backing, name: string, text: PyProxy) => backing.writeText(name, textOf(text)),
+  readBytes: (backing: Backing, name: string) => backing.readBytes(name),
+  writeBytes: (backing: Backing, name: string, bytes: PyProxy) => backing.writeBytes(name, copyBytes(bytes)),
   freeBytes,
   setStallTimeout,
   openSource,

@@ -22,6 +22,9 @@ export interface Backing {
   names(): Promise<string>;
   readText(name: string): Promise<string | null>;
   writeText(name: string, text: string): Promise<void>;
+  readBytes(name: string): Promise<Uint8Array | null>;
+  /** A crash may truncate them. */
+  writeBytes(name: string, bytes: Uint8Array<ArrayBuffer>): Promise<void>;
   /** A crash may truncate the last append. */
   appendText(name: string, text: string): Promise<void>;
   remove(name: string): Promise<void>;

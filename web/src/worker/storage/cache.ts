@@ -37,6 +37,17 @@ export class CacheBacking implements Backing {
     return storing(name, () => this.cache.put(this.address(name), new Response(text)));
   }
 
+  readBytes(name: string): Promise<Uint8Array | null> {
+    return storing(name, async () => {
+      const found = await this.cache.match(this.address(name));
+      return found ? new Uint8Array(await found.arrayBuffer()) : null;
+    });
+  }
+
+  writeBytes(name: string, bytes: Uint8Array<ArrayBuffer>): Promise<void> {
+    return storing(name, () => this.cache.put(this.address(name), new Response(bytes)));
+  }
+
   async appendText(name: string, text: string): Promise<void> {
     await this.writeText(name, ((await this.readText(name)) ?? "") + text);
   }

@@ -137,11 +137,21 @@ export class OpfsBacking implements Backing {
   }
 
   /** An empty one is none: a page that was closed while it wrote its first text leaves that. */
-  readText(name: string): Promise<string | null> {
+  async readText(name: string): Promise<string | null> {
+    return (await this.whole(name, (file) => file.text())) || null;
+  }
+
+  async readBytes(name: string): Promise<Uint8Array | null> {
+    const found = await this.whole(name, (file) => file.arrayBuffer());
+    return found && new Uint8Array(found);
+  }
+
+  /** A file as `take` reads it whole; null if there is none. */
+  private whole<T>(name: string, take: (file: File) => Promise<T>): Promise<T | null> {
     return storing(name, async () => {
       for (let left = READS; ; left--) {
         try {
-          return (await (await fileOf(await this.handle(name))).text()) || null;
+          return await take(await fileOf(await this.handle(name)));
         } catch (error) {
           if (!(error instanceof DOMException)) throw error;
           if (error.name === "NotFoundError") return null;
@@ -151,17 +161,25 @@ export class OpfsBacking implements Backing {
     });
   }
 
-  /** `createWritable` replaces the file as a whole, when it is closed. */
   writeText(name: string, text: string): Promise<void> {
+    return this.replace(name, text);
+  }
+
+  writeBytes(name: string, bytes: Uint8Array<ArrayBuffer>): Promise<void> {
+    return this.replace(name, bytes);
+  }
+
+  /** `createWritable` replaces the file as a whole, when it is closed. */
+  private replace(name: string, content: string | Uint8Array<ArrayBuffer>): Promise<void> {
     return this.making(name, async (handle) => {
       if ("createWritable" in handle) {
         const writable = await using(handle, (file) => file.createWritable());
-        await using(writable, (stream) => stream.write(text));
+        await using(writable, (stream) => stream.write(content));
         await using(writable, (stream) => stream.close());
         return;
       }
       // A record that is torn here reads as none: it holds its own hash.
-      await this.rewrite(handle, text, false);
+      await this.rewrite(handle, content, false);
     });
   }
 
@@ -247,18 +265,22 @@ export class OpfsBacking implements Backing {
     readEarly.get(`${this.name}/${name}`)?.first.close();
   }
 
-  private async rewrite(handle: FileSystemFileHandle, text: string, append: boolean): Promise<void> {
+  private async rewrite(
+    handle: FileSystemFileHandle,
+    data: string | Uint8Array<ArrayBuffer>,
+    append: boolean,
+  ): Promise<void> {
     if (STREAMS) {
       const { size } = await fileOf(handle);
       const stream = await openStream(handle, append);
-      await using(stream, (stream) => stream.write({ type: "write", position: append ? size : 0, data: text }));
+      await using(stream, (stream) => stream.write({ type: "write", position: append ? size : 0, data }));
       await using(stream, (stream) => stream.close());
       return;
     }
     const access = await openSync(handle, "readwrite");
     try {
       if (!append) access.truncate(0);
-      writeAll(access, new TextEncoder().encode(text), access.getSize());
+      writeAll(access, typeof data === "string" ? new TextEncoder().encode(data) : data, access.getSize());
     } finally {
       access.close();
     }
