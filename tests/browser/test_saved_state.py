@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
+from capstan.model_files.gguf.header import GgmlType
+from capstan_host.site_server import SiteServer
 from tests import oracle
 from tests.browser.model_variants import Variants
 from tests.browser.page_scripts import PageScripts
+from tests.gguf_models import FURTHER, make, write
 from tests.long_windows import CONTEXT, PROMPT, WINDOW, longer
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -20,8 +23,7 @@ COUNT = 8
 WAYS: dict[str, dict[str, Any]] = {
     "webgpu": {"device": "webgpu"},
     "eager": {"device": "webgpu", "capture": "off"},
-    "program": {"device": "wasm"},
-    "onnxruntime": {"device": "wasm", "capture": "off"},
+    "wasm": {"device": "wasm"},
     "int8": {"device": "webgpu", "kv_cache_dtype": "int8"},
 }
 
@@ -47,7 +49,21 @@ def test_ids_are_those_of_an_unbroken_sequence(way: str, scripts: PageScripts) -
         assert found["restored"][COUNT:] == oracle.greedy(FIXTURES / "nano-llama", answered, COUNT)
 
 
-@pytest.mark.parametrize("way", ["webgpu", "program"])
+@pytest.mark.parametrize("way", ["webgpu", "wasm"])
+def test_a_gguf_file_continues(way: str, scripts: PageScripts, site: SiteServer, tmp_path: Path) -> None:
+    sizes = {"block_count": 2, "context_length": 600}
+    types = {"": GgmlType.Q4_1, "attn_v": GgmlType.Q6_K, "token_embd": GgmlType.Q8_0}
+    made = make("smollm3", types, {**FURTHER["smollm3"], **sizes}, vocabulary=512)
+    name = f"gguf-saved-{way}"
+    site.models[name] = write(made, tmp_path / name / "model.gguf").parent
+    try:
+        found = continued(scripts, name, WAYS[way], file="model.gguf", prompt=PROMPT[:250], most=500)
+    finally:
+        del site.models[name]
+    assert ("is a program" in str(found["note"])) == (way == "wasm")
+
+
+@pytest.mark.parametrize("way", ["webgpu", "wasm"])
 def test_seeded_ids_are_those_of_an_unbroken_sequence(way: str, scripts: PageScripts) -> None:
     continued(scripts, "nano-llama", WAYS[way], **SEEDED)
 
@@ -64,9 +80,9 @@ def test_caches_that_slide_continue(prompt: int, variants: Variants, scripts: Pa
 
 def test_a_state_moves_between_devices_with_the_same_caches(scripts: PageScripts) -> None:
     expected = oracle.greedy(FIXTURES / "nano-llama", START, 8)[4:]
-    ways = [WAYS[name] for name in ("program", "onnxruntime", "eager", "int8")]
+    ways = [WAYS[name] for name in ("wasm", "eager", "int8")]
     *others, quantized = scripts.run(
         "saving", "between", "nano-llama", model="nano-llama", prompt=START, saving=WAYS["webgpu"], loads=ways
     )
-    assert others == [[expected, len(START) + 3]] * 3
+    assert others == [[expected, len(START) + 3]] * 2
     assert "kv_cache_dtype" in quantized

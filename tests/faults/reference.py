@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import struct
 import tempfile
 from collections.abc import Callable, Mapping
@@ -10,11 +11,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from capstan import Generator, GeneratorParams, Model
+from capstan import CapstanError, Generator, GeneratorParams, Model
 from capstan.model_files.gguf.header import GgmlType
 from tests.gguf_files import gguf_file
 from tests.gguf_keys import QWEN35
-from tests.gguf_models import contents, make
+from tests.gguf_models import FIXTURES, contents, make
 
 from .mutations import mutated_graph, mutated_json
 from .targets import Target
@@ -23,6 +24,7 @@ __all__ = ["mutated_keys", "reference_targets"]
 
 FOLDER = ("genai_config.json", "model.onnx", "model.onnx.data", "tokenizer.json", "tokenizer_config.json")
 PROMPT = (5, 60, 17)
+START = b"capstan state 1\n"
 
 NAMES = (
     *("context_length", "embedding_length", "embedding_length_out", "block_count", "feed_forward_length", "vocab_size"),
@@ -105,15 +107,44 @@ def reference_targets(files: Mapping[str, bytes]) -> list[Target]:
         in_folder("genai_config.json", mutated_json),
         in_folder("model.onnx", mutated_graph),
         Target("gguf keys", files["gguf"], mutated_keys, gguf),
+        Target("saved state", saved()[1], mutated_json, restored),
     ]
+
+
+@cache
+def saved() -> tuple[Model, bytes, bytes]:
+    """A model, and the header and the rows of a state of it."""
+    model = Model(str(FIXTURES / "nano-llama"))
+    with Generator(model, limited(model)) as generator:
+        generator.append_tokens(PROMPT)
+        body = generator.save_state()[len(START) + 32 :]
+    end = 4 + int.from_bytes(body[:4], "little")
+    return model, body[4:end], body[end:]
+
+
+async def restored(header: bytes) -> None:
+    """Continue from a state with this header, whose digest is right; a refused state leaves nothing."""
+    model, _, rows = saved()
+    body = len(header).to_bytes(4, "little") + header + rows
+    async with Generator(model, limited(model)) as generator:
+        try:
+            await generator.restore_state_async(START + hashlib.sha256(body).digest() + body)
+        except CapstanError:
+            assert not generator.token_count(), "a part of the state is left"
+            raise
+        async for _ in generator:
+            pass
+
+
+def limited(model: Model) -> GeneratorParams:
+    params = GeneratorParams(model)
+    params.set_search_options(max_length=len(PROMPT) + 2)
+    return params
 
 
 async def generated(path: str) -> None:
     """Load a model and pick two ids."""
-    async with await Model.load(path, device="reference") as model:
-        params = GeneratorParams(model)
-        params.set_search_options(max_length=len(PROMPT) + 2)
-        async with Generator(model, params) as generator:
-            generator.append_tokens(PROMPT)
-            async for _ in generator:
-                pass
+    async with await Model.load(path, device="reference") as model, Generator(model, limited(model)) as generator:
+        generator.append_tokens(PROMPT)
+        async for _ in generator:
+            pass

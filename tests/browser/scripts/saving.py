@@ -22,14 +22,15 @@ async def continued(
     tail: Sequence[int] = (),
     count: int = 8,
     most: int = 200,
+    file: str = "",
     **search: Any,
 ) -> dict[str, Any]:
     """The ids of a generator after `count` picks, and those of another load that restored it there; after `tail`, too.
     Also the tokens that the second one took over.
     """
-    search = {"do_sample": False, **search, "max_length": most}
+    search, place = {"do_sample": False, **search, "max_length": most}, models[model] + file
     async with (
-        await Model.load(models[model], **load) as opened,
+        await Model.load(place, **load) as opened,
         Generator(opened, parameters(opened, **search)) as generator,
     ):
         generator.append_tokens(prompt)
@@ -39,7 +40,7 @@ async def continued(
         if tail:
             generator.append_tokens(tail)
             unbroken += await take(generator, count)
-    async with await Model.load(models[model], **load) as opened:
+    async with await Model.load(place, **load) as opened:
         counted = dict(fallbacks())
         async with Generator(opened, parameters(opened, **search)) as generator:
             await generator.restore_state_async(state)

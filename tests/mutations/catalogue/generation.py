@@ -240,7 +240,7 @@ GENERATION = (
         "at + head * row * room);",
         "at + head * row * length);",
         "a program's restored rows of later heads are written where earlier heads have their room",
-        browser("saved_state::test_ids_are_those_of_an_unbroken_sequence"),
+        browser("saved_state::test_a_gguf_file_continues"),
     ),
     Mutation(
         "generator.norm",
