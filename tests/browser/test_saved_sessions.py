@@ -92,7 +92,11 @@ GREEDY = {"temperature": 0, "maxTokens": 8}
 
 
 @pytest.mark.parametrize("options", [GREEDY, {"temperature": 0.9, "seed": 4, "maxTokens": 8}], ids=["greedy", "seeded"])
-@pytest.mark.parametrize("load", [{"device": "webgpu"}, {"device": "wasm"}], ids=["webgpu", "wasm"])
+@pytest.mark.parametrize(
+    "load",
+    [{"device": "webgpu"}, {"device": "wasm"}, {"device": "wasm", "shared": True}],
+    ids=["webgpu", "wasm", "shared"],
+)
 def test_a_reloaded_page_continues(load: dict[str, Any], options: dict[str, Any], page: Page) -> None:
     before = page.evaluate(SAVE, ["one", load, options])
     after = reloaded(page).evaluate(CONTINUE, ["one", load, options])

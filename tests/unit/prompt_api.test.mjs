@@ -31,7 +31,7 @@ async function over(answers, { tools = [], maxLength = 100, options = {} } = {})
   const count = async (given) =>
     typeof given === "string" ? words(given) : given.reduce((sum, { content }) => sum + words(content), 0);
   const llm = {
-    session: (messages) => new Session(answer, async () => undefined, messages),
+    session: (messages) => new Session(answer, async () => undefined, async () => undefined, messages),
     tokenizer: { count },
     stats: () => ({ maxLength, model: { search: { do_sample: true, top_k: 7, temperature: 0.6 } } }),
   };
