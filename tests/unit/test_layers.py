@@ -14,6 +14,7 @@ from buildtools.imports import typescript_imports
 THREADS = {
     "src/page": {"src/wire"},
     "src/agent": {"src/page", "src/wire"},
+    "src/prompt_api": {"src/page", "src/wire"},
     "src/chat": {"src/page", "src/wire"},
     "src/worker": {"src/wire"},
     "src/wire": set[str](),

@@ -76,7 +76,7 @@ class TestLoading:
             return load(folder, overlay={"model": {"decoder": {"session_options": options}}}).config.decoder.capture
 
         where = "overlay: model.decoder.session_options.provider_options[0].webgpu.enableGraphCapture"
-        with pytest.warns(FallbackWarning, match=r"provider_options\[0\]\.webgpu\.zzz unknown to Capstan"):
+        with pytest.warns(FallbackWarning, match=r"provider_options\[0\]\.webgpu\.zzz \(unknown to Capstan\)"):
             assert capture("0") == GraphCapture(False, where)
         with pytest.raises(ConfigError, match=f'^{re.escape(where)}: expected "0" or "1", got "off"'):
             capture("off")

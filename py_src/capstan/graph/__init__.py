@@ -29,6 +29,7 @@
     float_islands_in_half(model)      norms and rotary embedding between casts to float32 and back in float16
     simplified_norms(model)           norms in primitive operations -> SimplifiedLayerNormalization
     logits_of_all(model)              num_logits_to_keep becomes the constant 0
+    last_logits(model, logits)        the logits of the last position alone
     pooled(model, hidden, sentence)   one vector a row out of an encoder's hidden states
     sliding_caches(model)             positions of attention over a window count from the base of its caches
     long_rope(model)                  tables with two kinds of rotary factors become inputs; where their rows are
@@ -76,7 +77,7 @@ from .parts import Angles, Beside, Change, Narrow, Part, Turn, Unpack, change_of
 from .plain_attention import group_query_attention
 from .plain_norms import simplified_norms
 from .plain_recurrence import plain_recurrence
-from .pooling import hidden_output, pooled, sentence_output
+from .pooling import hidden_output, last_logits, pooled, sentence_output
 from .quantized_products import quantized_products
 from .rotary_nodes import ComputedRows
 from .session_initializers import data_ends, kept_tensors, make_inline, prepared
@@ -145,6 +146,7 @@ __all__ = [
     "kept_tensors",
     "known_external_entries",
     "every_position",
+    "last_logits",
     "last_token_logits",
     "left_out",
     "lengths_as_inputs",

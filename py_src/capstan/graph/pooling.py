@@ -8,11 +8,12 @@ has Cast and MatMul.
 
 from __future__ import annotations
 
+from .last_token import last_token_logits, logits_cut
 from .node_writer import new_node
 from .onnx_pb2 import GraphProto, ModelProto, TensorProto, ValueInfoProto
 from .wiring import copy_of, fresh_name, prune, value_info
 
-__all__ = ["POOLED", "WEIGHTS", "hidden_output", "pooled", "sentence_output"]
+__all__ = ["POOLED", "WEIGHTS", "hidden_output", "last_logits", "pooled", "sentence_output"]
 
 WEIGHTS = "capstan_weights"
 POOLED = "capstan_pooled"
@@ -36,6 +37,12 @@ def is_float(value: ValueInfoProto, rank: int) -> bool:
     """Whether a value is of floats and has `rank` dimensions or an unknown shape."""
     about = value.type.tensor_type
     return about.elem_type in FLOATS and (not about.HasField("shape") or len(about.shape.dim) == rank)
+
+
+def last_logits(model: ModelProto, logits: str) -> ModelProto:
+    """A model whose only output is POOLED: the output `logits` at the last position, in float32."""
+    cut, reason = last_token_logits(model)
+    return pooled(logits_cut(model) if reason else cut, None, logits)
 
 
 def pooled(model: ModelProto, hidden: str | None, sentence: str | None = None) -> ModelProto:

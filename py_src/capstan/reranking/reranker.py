@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Unpack
 
 from ..errors import ConfigError, DeviceError, OptionError, UnsupportedModelError
-from ..graph import last_token_logits, logits_cut, pooled
+from ..graph import last_logits, pooled
 from ..graph.onnx_pb2 import ModelProto
 from ..loading.load_options import EmbedderOptions
 from ..model import Model
@@ -150,8 +150,7 @@ class PromptedGraph:
             return classifier(model)
         require_texts_only(model)
         self.decodes = True
-        cut, reason = last_token_logits(model)
-        return pooled(logits_cut(model) if reason else cut, None, LOGITS)
+        return last_logits(model, LOGITS)
 
 
 def classifier(model: ModelProto) -> ModelProto:
