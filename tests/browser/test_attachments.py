@@ -146,7 +146,12 @@ def test_files_are_pasted_and_dropped_and_stay_if_nothing_comes_and_over_a_reloa
 
 
 REFUSED = {
-    "movie.mp4": ("video/mp4", b"x", "movie.mp4 is video/mp4; give a picture, a PDF, or a file of text or code"),
+    "movie.mp4": (
+        "video/mp4",
+        b"x",
+        "movie.mp4 is video/mp4; give a picture, a sound, a PDF, or a file of text or code",
+    ),
+    "song.wav": ("audio/wav", b"x", "song.wav is a sound, and there is no model that hears (transcriber); choose one"),
     "a.bin": ("", b"x", "a.bin is application/octet-stream"),
     "zeros.txt": ("text/plain", b"a\0b", "zeros.txt cannot be read: it is no text"),
     "long.txt": ("text/plain", b"x" * 200_001, "long.txt has 200001 characters; a message takes 200000 of a file"),

@@ -82,6 +82,21 @@ def test_an_answer_is_read_aloud_and_escape_ends_it(page: Page) -> None:
     assert page.evaluate("() => read.length") == heard
 
 
+def test_a_sound_goes_with_a_message_as_what_is_said_in_it(page: Page) -> None:
+    page.evaluate("() => { chat.answer = async (turn) => turn.append('so') }")
+    page.set_input_files("#file", {"name": "said.wav", "mimeType": "audio/wav", "buffer": wave_file(SAID.tolist())})
+    expect(page.get_by_role("button", name="Remove said.wav")).to_be_visible(timeout=BOOT_MS)
+    page.fill("#prompt", "What is said?")
+    page.keyboard.press("Enter")
+    expect(page.locator("#turns .text")).to_have_text("so")
+    content = page.evaluate("() => chat.messages[0].content")
+    assert content.startswith("said.wav:\n\n```\n")
+    assert content.endswith("\n```\n\nWhat is said?")
+    assert len(content) > len("said.wav:\n\n```\n\n```\n\nWhat is said?")
+    page.set_input_files("#file", {"name": "noise.mp3", "mimeType": "audio/mpeg", "buffer": b"no sound"})
+    expect(page.locator("#error-message")).to_contain_text("no file that this browser decodes", timeout=BOOT_MS)
+
+
 @pytest.mark.parametrize("name", ["transcriber", "voice"])
 def test_a_model_that_is_not_there_is_told(name: str, page: Page) -> None:
     page.evaluate("name => document.getElementById('chat').setAttribute(name, 'models/nothing/')", name)

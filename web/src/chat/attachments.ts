@@ -9,9 +9,12 @@ export interface Attachment {
   name: string;
   /** A picture, as a `data:` address; undefined for a file of text. */
   picture?: string;
-  /** The text of any other file. */
+  /** The text of any other file, or the speech in a sound. */
   text?: string;
 }
+
+/** Writes down the speech in a sound. */
+export type Hear = (file: File) => Promise<string>;
 
 /** A picture with more bytes is made smaller: models read pictures in small sizes. */
 const PICTURE_BYTES = 1_000_000;
@@ -29,17 +32,19 @@ const PICTURES = /^image\/(png|jpeg|webp|gif|bmp)$/;
 
 /** Whether a file can go with a message, by its type and its name. */
 export function isAttachable({ type, name }: File): boolean {
-  return PICTURES.test(type) || type === "application/pdf" || type.startsWith("text/") || TEXTS.test(name);
+  return PICTURES.test(type) || type === "application/pdf" || /^(text|audio)\//.test(type) || TEXTS.test(name);
 }
 
 /** Read a file. Throws OptionError for one that is of another kind, is too long or cannot be read. */
-export async function attachmentOf(file: File): Promise<Attachment> {
+export async function attachmentOf(file: File, hear: Hear): Promise<Attachment> {
   const { name, type } = file;
   if (!isAttachable(file))
-    throw refused(`${name} is ${type || "of an unknown type"}; give a picture, a PDF, or a file of text or code`);
+    throw refused(
+      `${name} is ${type || "of an unknown type"}; give a picture, a sound, a PDF, or a file of text or code`,
+    );
   try {
     if (PICTURES.test(type)) return { name, picture: await pictureOf(file) };
-    const text = type === "application/pdf" ? await textOfPdf(file) : await textOf(file);
+    const text = await (type === "application/pdf" ? textOfPdf : type.startsWith("audio/") ? hear : textOf)(file);
     if (text.length <= LONGEST) return { name, text };
     throw refused(`${name} has ${text.length} characters; a message takes ${LONGEST} of a file: give a part of it`);
   } catch (error) {

@@ -80,8 +80,9 @@ export class CapstanChat extends Element {
       this.showBusy();
       this.tell("capstan-turns", null);
     });
-    this.files = new ComposerFiles(this.parts, this, (error) => this.showError(error));
     this.voice = new ChatVoice(this.parts, this);
+    const hear = (file: File): Promise<string> => this.voice.hear(file);
+    this.files = new ComposerFiles(this.parts, this, hear, (error) => this.showError(error));
     this.storage = new ChatStorage(this, (error) => this.showError(unstored(error)));
     const { form, prompt, stop, clear, retry } = this.parts;
     form.addEventListener("submit", (event) => {

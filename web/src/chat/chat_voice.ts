@@ -1,6 +1,7 @@
 // Speech in <capstan-chat>: questions by microphone, which are sent at each pause, and answers that are read aloud.
 
 import { Capstan, type LoadOptions, type LoadProgress, type Transcriber, type Voice } from "capstan-webgpu";
+import { refused } from "./chat_errors";
 import type { Parts } from "./chat_parts";
 import { objectIn } from "./chat_model";
 import type { ChatTurn } from "./chat_turn";
@@ -77,6 +78,21 @@ export class ChatVoice {
       if (!signal.aborted) this.chat.showError(error);
     }
     if (this.speaking === mine) this.speaking = null;
+  }
+
+  /** Write down the speech in a sound. Rejects with OptionError if the element has no model that hears, and with that model's errors. */
+  async hear(file: File): Promise<string> {
+    const { chat } = this;
+    const { name } = file;
+    if (!chat.hasAttribute("transcriber"))
+      throw refused(`${name} is a sound, and there is no model that hears (transcriber); choose one, or give the text`);
+    const transcriber = await this.transcriber.get(new AbortController().signal);
+    chat.showStatus(`Listening to ${name}`);
+    try {
+      return (await transcriber.transcribe(file).result).text.trim();
+    } finally {
+      if (!chat.busy) chat.showStatus("");
+    }
   }
 
   /** Listen to the microphone until this is called again: each utterance is sent, and interrupts an answer. */

@@ -1,6 +1,6 @@
 // The files that wait in the composer of <capstan-chat> for the next message: by a button, by paste, or by drop.
 
-import { type Attachment, attachmentOf, chipOf, isAttachable } from "./attachments";
+import { type Attachment, attachmentOf, chipOf, type Hear, isAttachable } from "./attachments";
 import { iconButton, made, type Parts } from "./chat_parts";
 
 export class ComposerFiles {
@@ -9,6 +9,7 @@ export class ComposerFiles {
   constructor(
     private readonly parts: Parts,
     private readonly host: HTMLElement,
+    private readonly hear: Hear,
     private readonly fail: (error: unknown) => void,
   ) {
     const { attach, file, prompt } = parts;
@@ -45,7 +46,7 @@ export class ComposerFiles {
   /** Read files and add them, all or none. */
   async add(files: readonly File[]): Promise<void> {
     try {
-      const read = await Promise.all(files.map(attachmentOf));
+      const read = await Promise.all(files.map((file) => attachmentOf(file, this.hear)));
       this.show([...this.waiting, ...read]);
       this.host.focus();
     } catch (error) {
