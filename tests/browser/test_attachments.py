@@ -163,6 +163,7 @@ REFUSED = {
 
 def test_other_files_are_refused_by_name(page: Page) -> None:
     page.evaluate(ANSWER)
+    page.evaluate("() => chat.removeAttribute('transcriber')")
     for name, (kind, content, message) in REFUSED.items():
         attach(page, (name, kind, content))
         expect(page.locator("#error-message")).to_contain_text(message, timeout=20_000)
