@@ -46,7 +46,7 @@ BESIDE = {
 JSX = sorted((ROOT / "web/jsx").glob("*.d.ts"))
 """Types of the element in the markup of frameworks. They augment modules of theirs, so each is an import of its own."""
 WITH_EFFECTS = ("chat", "prompt-api")
-"""Those that define an element or a global."""
+"""The entries that define an element or a global when they are imported."""
 IN_DEVELOPMENT = "dev/{}.jsx"
 """An entry for development servers. Vite up to 7 bundles dependencies into a folder of its own, away from the files
 that they name by `new URL`; it does not move packages whose entry has this ending."""

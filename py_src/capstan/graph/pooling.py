@@ -46,8 +46,8 @@ def last_logits(model: ModelProto, logits: str) -> ModelProto:
 
 
 def pooled(model: ModelProto, hidden: str | None, sentence: str | None = None) -> ModelProto:
-    """A model whose only output is POOLED: `hidden` weighted by the input WEIGHTS, or else the output `sentence` in
-    float32.
+    """A model with the one output POOLED: the output `hidden`, weighted by the input WEIGHTS; if `hidden` is None, the
+    output `sentence` in float32.
     """
     result = copy_of(model)
     graph = result.graph

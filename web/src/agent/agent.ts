@@ -6,8 +6,21 @@
 
 import type { Capstan, ChatOptions } from "capstan-webgpu";
 import { readOptions } from "../page/arguments";
-import { anything, callable, either, fields, flag, listOf, object, text } from "../page/kinds";
-import { type Kinds, read, signal as signalKind, shown, whole } from "../page/kinds";
+import {
+  anything,
+  callable,
+  either,
+  fields,
+  flag,
+  type Kinds,
+  listOf,
+  object,
+  read,
+  shown,
+  signal as signalKind,
+  text,
+  whole,
+} from "../page/kinds";
 import { refused } from "../wire/errors";
 import type { Message } from "../wire/protocol";
 import { AgentRun } from "./agent_run";
@@ -17,19 +30,12 @@ export { AgentRun } from "./agent_run";
 export type { AgentPart, AgentResult, AgentStep } from "./agent_run";
 export type { AgentCall, AgentTool, AskedCall, McpServer, PageTool, PageTools, ToolAnnotations } from "./agent_tools";
 
-type Sampling = Omit<
-  ChatOptions,
-  | "signal"
-  | "continueFinalMessage"
-  | "tools"
-  | "strictTools"
-  | "parallelToolCalls"
-  | "n"
-  | "jsonSchema"
-  | "regex"
-  | "larkGrammar"
-  | "ebnf"
->;
+/** Options of `llm.chat` that an agent sets itself, or that suit no loop of answers. */
+const NOT_OF_AGENTS = [
+  ...(["signal", "continueFinalMessage", "strictTools", "parallelToolCalls", "n"] as const),
+  ...(["jsonSchema", "regex", "larkGrammar", "ebnf"] as const),
+];
+type Sampling = Omit<ChatOptions, (typeof NOT_OF_AGENTS)[number] | "tools">;
 
 /** The options of an agent, and those of `llm.chat` for each of its answers; `toolChoice` is that of a run's first one. */
 export interface AgentOptions extends Sampling, Partial<ToolOptions> {
@@ -61,18 +67,6 @@ const KINDS: Kinds = {
   ...{ maxResultBytes: whole(1, 1 << 24), confirm: callable, page: PAGE },
   ...{ tools: listOf("tools", TOOL), mcp: listOf("addresses or servers", either(text, SERVER)) },
 };
-const NOT_OF_AGENTS = [
-  "signal",
-  "continueFinalMessage",
-  "strictTools",
-  "parallelToolCalls",
-  "n",
-  "jsonSchema",
-  "regex",
-  "larkGrammar",
-  "ebnf",
-];
-
 /**
  * A model with tools: those in code, those of MCP servers, and those that the page registered by WebMCP. A grammar holds each
  * call to the parameters of its tool, in the form of the model's family. Calls of tools that are not marked read-only wait
@@ -91,7 +85,7 @@ export class Agent {
   ) {
     try {
       if (typeof llm?.chat !== "function") throw refused("the model is not one that Capstan.load gave");
-      const chatNames = Object.keys(given).filter((name) => !(name in KINDS) && !NOT_OF_AGENTS.includes(name));
+      const chatNames = Object.keys(given).filter((name) => !(name in KINDS) && !isNotOfAgents(name));
       const others = Object.fromEntries(chatNames.map((name) => [name, anything]));
       const options = readOptions("the options of the agent", given, { ...KINDS, ...others });
       const {
@@ -136,6 +130,10 @@ export class Agent {
   close(): Promise<void> {
     return this.toolbox.close();
   }
+}
+
+function isNotOfAgents(name: string): boolean {
+  return (NOT_OF_AGENTS as readonly string[]).includes(name);
 }
 
 /** A server with its whole address. */
