@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 
@@ -163,6 +164,8 @@ REFUSED = {
 
 def test_other_files_are_refused_by_name(page: Page) -> None:
     page.evaluate(ANSWER)
+    # The page sets it when it has found its models.
+    expect(page.locator("#chat")).to_have_attribute("transcriber", re.compile("moonshine"))
     page.evaluate("() => chat.removeAttribute('transcriber')")
     for name, (kind, content, message) in REFUSED.items():
         attach(page, (name, kind, content))

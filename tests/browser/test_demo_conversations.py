@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
+from playwright.sync_api import Browser, BrowserContext, Locator, Page, Route, expect
 
 from buildtools import ROOT
 from capstan_host.site_server import SiteServer
@@ -23,6 +23,13 @@ ANSWER = """() => {
   };
 }"""
 """The page answers at once; what begins with "wait" it answers until it is stopped."""
+LATE = """() => {
+  const { addEventListener } = BroadcastChannel.prototype;
+  BroadcastChannel.prototype.addEventListener = function (type, listener) {
+    addEventListener.call(this, type, (event) => (window.late ? late.push(() => listener(event)) : listener(event)));
+  };
+}"""
+"""Messages of other tabs wait in the list `late`, once there is one."""
 
 
 @pytest.fixture
@@ -155,6 +162,38 @@ def test_two_tabs_agree_and_two_answers_at_once_are_both_kept(context: BrowserCo
     action(one, "Delete")
     expect(titles(other)).to_have_count(1)
     expect(asked(other)).to_have_text(["one", "two", "wait there"])
+
+
+def test_a_turn_that_ends_while_another_tabs_version_is_read_stays(context: BrowserContext, site: SiteServer) -> None:
+    one = context.new_page()
+    one.add_init_script(f"({LATE})()")
+    one.goto(site.url)
+    one.evaluate(ANSWER)
+    say(one, "one")
+    other = opened(context, site.url)
+    titles(other).click()
+    expect(asked(other)).to_have_text(["one"])
+    one.evaluate("() => { window.late = []; }")
+    say(other, "two")
+    one.wait_for_function("() => late.length > 0")
+    one.evaluate("() => { void chat.send('wait'); for (const tell of late) tell(); return chat.stop(); }")
+    expect(titles(one)).to_have_text(["one", "one"])
+    expect(asked(one)).to_have_text(["one", "wait"])
+    expect(asked(other)).to_have_text(["one", "two"])
+
+
+def test_enter_before_the_page_knows_its_models_is_kept(context: BrowserContext, site: SiteServer) -> None:
+    page = context.new_page()
+    waiting: list[Route] = []
+    page.route("**/models/index.json", lambda route: waiting.append(route))
+    page.goto(site.url + SETTINGS)
+    page.fill("#prompt", "Hello")
+    page.keyboard.press("Enter")
+    expect(asked(page)).to_have_text(["Hello"])
+    page.wait_for_timeout(500)
+    waiting[0].continue_()
+    expect(page.locator("#status")).to_have_text("Done", timeout=BOOT_MS)
+    expect(page.locator("#chosen")).to_have_text("nano-qwen2")
 
 
 def test_a_conversation_leaves_as_a_file_and_comes_back_with_its_versions(

@@ -155,13 +155,15 @@ export class Conversations {
     const { place } = this;
     const isShown = (): boolean => this.place === place && place.id === id && !this.chat.busy;
     if (isShown()) {
-      // Unstored turns of this page must not be lost: they become a conversation of their own.
       this.changes.store();
       await this.changes.ended;
     }
     const kept = await this.store.get(id);
-    if (isShown() && kept && kept.changed !== place.known) this.show(kept, true);
-    else if (isShown() && !kept && place.known !== null) {
+    // A turn of this page that is not stored yet, such as one that has just ended, must not be lost: its store finds
+    // the other tab's version, and makes a conversation of its own.
+    const replaced = isShown() && this.changes.settled;
+    if (replaced && kept && kept.changed !== place.known) this.show(kept, true);
+    else if (replaced && !kept && place.known !== null) {
       this.leave();
       this.chat.clear();
     }

@@ -26,7 +26,8 @@ const otherModel = element("other-model", HTMLButtonElement);
 
 // Events of a start that an answer waits for, or is after, would hide the text that the user should read.
 const engine: Engine = new Engine((event) => chat.busy || running.tell(event), expectedModel);
-const running: Running = new Running(engine);
+const filled = Promise.all([findAdapter(), findModels()]).then(takeAddress);
+const running: Running = new Running(engine, filled);
 const { chat } = running;
 const stored = new Stored(engine);
 const fit = new Fit(engine);
@@ -36,8 +37,7 @@ const picker = new Picker(engine, running);
 const conversations = new Conversations(chat);
 
 async function boot(): Promise<void> {
-  await Promise.all([findAdapter(), findModels()]);
-  takeAddress();
+  await filled;
   void conversations.start();
   const slow = setTimeout(() => {
     chat.showStatus("Python has not started yet; if it never does, a file of capstan/pyodide/ cannot be loaded");

@@ -74,7 +74,11 @@ export class Running {
   /** Ticks while a step is under way. */
   private clock: ReturnType<typeof setInterval> | undefined;
 
-  constructor(private readonly engine: Engine) {
+  constructor(
+    private readonly engine: Engine,
+    /** Resolves when the form has the site's models and the settings of the page's address. */
+    private readonly filled: Promise<void>,
+  ) {
     this.chat.answer = (turn, signal) => this.answer(turn, signal);
     this.chat.addEventListener("capstan-clear", () => diagnostics.clearFigures());
     for (const change of ["capstan-turns", "capstan-busy"] as const)
@@ -119,6 +123,8 @@ export class Running {
     const { engine, chat, begun } = this;
     pointOutNothing();
     diagnostics.clearFigures();
+    await this.filled;
+    signal.throwIfAborted();
     const model = begun?.model ?? chosenModel();
     const settings = readSettings();
     const system = systemText();

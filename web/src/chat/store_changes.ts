@@ -14,6 +14,8 @@ export class StoreChanges {
   ended: Promise<void> = Promise.resolve();
   /** The stored value as JSON; empty if it is not known. */
   private stored = "";
+  /** How many stores have not ended. */
+  private underWay = 0;
   private due: ReturnType<typeof setTimeout> | undefined;
 
   constructor(
@@ -27,7 +29,12 @@ export class StoreChanges {
   /** Take what the chat shows as stored. */
   begin(): void {
     clearTimeout(this.due);
-    this.stored = JSON.stringify(this.shown()?.value ?? "");
+    this.stored = jsonOf(this.shown());
+  }
+
+  /** Whether all that the chat shows is stored. */
+  get settled(): boolean {
+    return !this.underWay && jsonOf(this.shown()) === this.stored;
   }
 
   /** Store the conversation after `delay` milliseconds, if it changed. */
@@ -41,13 +48,21 @@ export class StoreChanges {
     clearTimeout(this.due);
     const shown = this.shown();
     if (shown && this.chat.busy) this.soon(GROWING_MS);
-    const now = shown ? JSON.stringify(shown.value) : "";
+    const now = jsonOf(shown);
     if (now === this.stored) return;
     this.stored = now;
     if (!shown) return;
-    this.ended = this.ended.then(shown.put).catch((error: unknown) => {
-      if (this.stored === now) this.stored = "";
-      this.fail(error);
-    });
+    this.underWay++;
+    this.ended = this.ended
+      .then(shown.put)
+      .catch((error: unknown) => {
+        if (this.stored === now) this.stored = "";
+        this.fail(error);
+      })
+      .finally(() => this.underWay--);
   }
+}
+
+function jsonOf(shown: Change | null): string {
+  return shown ? JSON.stringify(shown.value) : "";
 }
