@@ -35,6 +35,7 @@ LONGEST = (
     *("life", "evaluation", "markdown", "cli", "rows", "beams", "sampled", "chat_element", "bad_input", "scoring"),
     *("packed_prompts", "families", "testing", "snapshot", "generate", "quantized_caches"),
     *("demo_inside", "tape", "other_browsers", "speculation", "trace", "session_weights"),
+    *("hearing", "prompt_api", "start_faults", "saved_sessions", "load_errors", "client", "agents", "attachments"),
 )
 """Files of browser tests that take longest; they begin first, so that all processes end at about the same time."""
 BOOT_MS = 120_000

@@ -50,6 +50,7 @@ SHARED = """async (shared) => {
 }"""
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_worker_whose_script_says_nothing_is_given_up(blank_page: Page, shared: bool) -> None:
     """As half a file, whose last statement is whole by chance."""

@@ -92,6 +92,7 @@ def test_rows_and_beams_of_a_repository_in_one_step_pick_the_native_ids(scripts:
     assert [each["ids"] for each in found] == [on_the_cpu(beams, *SOUNDS.values()) for beams in (1, 2)]
 
 
+@pytest.mark.extended
 def test_a_recorded_encoder_gives_the_same(scripts: PageScripts) -> None:
     found = heard(scripts, ([0], 1), ([1], 1), ([0, 1], 1), recorded=True, capture="off")
     assert [each["ids"] for each in found] == [*([ids] for ids in GREEDY.values()), [*GREEDY.values()]]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import ssl
+import subprocess
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -74,6 +76,8 @@ class Places:
     other: str
     unused: str
     """An address at which no server answers."""
+    folder: Path
+    """The folder of `own`."""
 
     def named(self, text: str) -> str:
         """A text with the addresses in place of the fields' names in capitals."""
@@ -95,7 +99,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Places]:
         Quiet(("127.0.0.1", 0), partial(handler, directory=str(folder))) as server,
     ):
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield Places(handler, f"http://127.0.0.1:{server.server_address[1]}", other.rstrip("/"), unused)
+        yield Places(handler, f"http://127.0.0.1:{server.server_address[1]}", other.rstrip("/"), unused, folder)
         server.shutdown()
 
 
@@ -195,6 +199,27 @@ def test_offline_is_called_so(context: BrowserContext, places: Places) -> None:
     assert refused(page, f"{places.own}/model/") == f"ModelFileError: {config} (tried 3 times)"
     hub = f"the hub https://huggingface.co cannot be asked for owner/name at main {OFFLINE}"
     assert refused(page, "owner/name") == f"ModelFileError: {hub} (tried 3 times)"
+
+
+def test_a_page_of_https_says_that_it_cannot_read_http(browser: Browser, places: Places, tmp_path: Path) -> None:
+    files = [str(tmp_path / name) for name in ("key.pem", "certificate.pem")]
+    made = ["-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
+    subprocess.run(["openssl", "req", *made, "-keyout", files[0], "-out", files[1]], check=True, capture_output=True)
+    secure = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    secure.load_cert_chain(files[1], files[0])
+    handler = partial(places.handler, directory=str(places.folder))
+    with (
+        Quiet(("127.0.0.1", 0), handler) as server,
+        browser.new_context(ignore_https_errors=True) as context,
+    ):
+        server.socket = secure.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        page = context.new_page()
+        page.goto(f"https://localhost:{server.server_address[1]}/page.html")
+        config = "http://models.example/model/genai_config.json cannot be fetched"
+        why = "(a page of https: cannot read an address of http:); serve the files over https: (tried 3 times)"
+        assert refused(page, "http://models.example/model/") == f"ModelFileError: {config} {why}"
+        server.shutdown()
 
 
 NO_WEBGPU = "Object.defineProperty(navigator, 'gpu', { value: undefined, configurable: true });"

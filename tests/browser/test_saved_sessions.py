@@ -91,6 +91,7 @@ CONTINUE = """async ([model, load_options, options]) => {
 GREEDY = {"temperature": 0, "maxTokens": 8}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("options", [GREEDY, {"temperature": 0.9, "seed": 4, "maxTokens": 8}], ids=["greedy", "seeded"])
 @pytest.mark.parametrize(
     "load",
