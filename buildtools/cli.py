@@ -13,7 +13,7 @@ from capstan_host.cli import Commands, Parser, reported
 
 from . import ROOT
 from .checkout_machine import CHECKOUT
-from .commands import bench, check, dist, docs, package, site, test, wheel
+from .commands import bench, check, dist, docs, package, pin, site, test, wheel
 from .environment import ensure, in_venv, venv_python
 
 __all__ = ["COMMANDS", "main", "parse", "parsers"]
@@ -28,6 +28,7 @@ COMMANDS: Commands = {
     "package": (package, "build the Python wheel and the npm package"),
     "dist": (dist, "build a static folder for any web server, and an npm package"),
     "docs": (docs, "build the documentation as a site"),
+    "pin": (pin, "move to another version of onnxruntime-web, and tell what recognition lost"),
 }
 DESCRIPTION = "Build, run and test Capstan. The first use sets up .venv and node_modules in this folder."
 

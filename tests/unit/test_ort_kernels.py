@@ -295,6 +295,15 @@ def test_other_shapes_are_other_operations(name: str, uniforms: Mapping[str, Num
     assert found(KERNELS[name], uniforms) is None
 
 
+def test_products_of_the_next_version_are_known() -> None:
+    """onnxruntime-web 1.31.0-dev.20260914 turns its sum into the output's type as it writes it."""
+    old, new = "output[output_idx]=output_value;", "output[output_idx]=output_element_t(output_value);;"
+    for name in ("matmul_nbits", "matmul_nbits_zeros"):
+        kernel = KERNELS[name]
+        assert old in kernel.code
+        assert found(kernel, UNIFORMS[name], code=kernel.code.replace(old, new)) is not None
+
+
 @pytest.mark.parametrize(
     ("name", "line", "instead"),
     [

@@ -95,6 +95,8 @@ class Signature:
     weights: tuple[str, ...] = ()
     """Bindings whose contents a replacement treats as constant."""
     lacks: tuple[str, ...] = ()
+    one_of: tuple[str, ...] = ("",)
+    """Lines of several versions of onnxruntime-web; the WGSL has one of them."""
     holds: Callable[[OrtKernel], bool] = lambda _: True
     """A condition on the uniforms."""
     mixed: bool = False
@@ -214,6 +216,7 @@ def recognise(
             continue
         code = pipeline.code
         fits = all(part in code for part in signature.has) and not any(part in code for part in signature.lacks)
+        fits = fits and any(part in code for part in signature.one_of)
         try:
             if fits and set(signature.asked) <= uniforms.keys() and signature.holds(kernel):
                 weights = frozenset(at[name] for name in signature.weights)

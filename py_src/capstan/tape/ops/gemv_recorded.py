@@ -149,6 +149,9 @@ ZERO_POINTS = (
 )
 """The lines by which a kernel finds the zero point of a block."""
 
+PRODUCT_LINES = ("output[output_idx]=output_value;", "output[output_idx]=output_element_t(output_value);")
+"""The lines that write a product without a bias: of onnxruntime-web 1.30, and of 1.31."""
+
 DENSE_LINES = (
     "a: array<vec4<f",
     "b: array<vec4<f",
@@ -180,9 +183,9 @@ RULES = Rules(
                     f"const bit_mask = 0x{(1 << bits) - 1:X}u;",
                     "const b_base_offset : u32 = 0;",
                     "const b_scale_offset : u32 = 0;",
-                    "output[output_idx]=output_value;",
                     *(ZERO_POINTS if zeros else ()),
                 ),
+                one_of=PRODUCT_LINES,
                 asked=("N", "K", "block_size", *(["zero_blocks_per_col"] if zeros else [])),
                 weights=("input_b", "scales_b", *zeros),
                 holds=one_row,
@@ -216,9 +219,9 @@ RULES = Rules(
                     "local_sum += dot4I8Packed(a2[3], b2[3]);",
                     "inter_results[row_offset + local_row][local_col] += SDP8AI(own_a, own_b, own_a1, own_b1, "
                     "own_scale_a * own_scale_b);",
-                    "output[output_idx]=output_value;",
                     *(ZERO_POINTS if zeros else ()),
                 ),
+                one_of=PRODUCT_LINES,
                 asked=("N", "K", "block_size", *(["zero_blocks_per_col"] if zeros else [])),
                 weights=("input_b", "scales_b", *zeros),
                 lacks=("uniforms.weight_idx", "bias["),
