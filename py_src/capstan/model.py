@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
@@ -18,6 +19,7 @@ from .errors import AsyncRequiredError, CapstanError, ClosedError, GuidanceError
 from .fallback import fall_back
 from .guidance import Encoder, SpecialTokens, TokenBytes, TokenWalks, special_tokens, vocabulary
 from .host.leaving import Leaving, when_dropped
+from .loading.draft_model import draft_options, require_draft_model
 from .loading.load_options import LoadOptions
 from .loading.opening import Opened, open_model, opened_again, search_options, set_stall_timeout, source_of
 from .memory import AlignmentRequirements, DeviceBuffer, DeviceSpan, MemoryRequirements, Pools
@@ -64,6 +66,7 @@ class Model:
             raise AsyncRequiredError(f"Model({path!r}) would have to wait here; use `await Model.load({path!r})`")
         source, limit = source_of(path, options), checked_limit(options.get("prefix_cache", 0))
         self._set(host, host.wait(open_model(host, source, Tokenizer.of_folder)), limit)
+        host.wait(self._take_draft_model(options))
 
     @classmethod
     async def load(cls, path: Any, **options: Unpack[LoadOptions]) -> Model:
@@ -74,6 +77,7 @@ class Model:
         opened = await open_model(host, source, Tokenizer.of_folder)
         model = cls.__new__(cls)
         model._set(host, opened, limit)
+        await model._take_draft_model(options)
         return model
 
     def _set(self, host: DeviceHost, opened: Opened, prefix_limit: int) -> None:
@@ -109,6 +113,19 @@ class Model:
         self._special_tokens: SpecialTokens | None = None
         self._encoder: Encoder | None = None
         self.search = search_options(config)
+        self.draft_model: Model | None = None
+        """The small model that drafts tokens for this one."""
+
+    async def _take_draft_model(self, options: LoadOptions) -> None:
+        """Load the draft model, if there is one; on failure this model is closed."""
+        if (place := options.get("draft_model")) is None:
+            return
+        try:
+            self.draft_model = await Model.load(place, **draft_options(options, self.device_type))
+            require_draft_model(self, self.draft_model)
+        except BaseException:
+            await self.aclose()
+            raise
 
     @property
     def type(self) -> str:
@@ -236,11 +253,15 @@ class Model:
         The KV cache is counted as it is allocated, for `max_length` rounded up to a multiple of 256. Scratch is memory
         that onnxruntime-web allocates: first an estimate from the graph (`exact` is False); then, once a sequence of
         that capacity was closed and a prompt had filled a whole prefill run, the measured size. Tapes of prompt runs
-        are not included: if memory is too short for a tape, the prompt runs without one.
+        are not included: if memory is too short for a tape, the prompt runs without one. `draft` has the memory of the
+        draft model.
         """
         length = self.config.context_length if max_length is None else max_length
         require_lengths(batch_size, length, self.config.context_length)
-        return self._open().memory.requirements(batch_size, length)
+        found, draft = self._open().memory.requirements(batch_size, length), self.draft_model
+        if draft is None:
+            return found
+        return replace(found, draft=draft.query_memory_requirements(1, min(length, draft.config.context_length)))
 
     def alignment_requirements(self) -> AlignmentRequirements:
         """The alignments, in bytes, that buffers given to a generator need."""
@@ -250,12 +271,16 @@ class Model:
         """Free the KV caches and tapes that closed generators left for the next one, and the copies in `prefixes`."""
         self.prefixes.clear()
         await self._open().trim()
+        if self.draft_model is not None:
+            await self.draft_model.trim()
 
     async def settled_async(self) -> None:
         """Wait for the work that the model does while the GPU is unused, such as tapes of prompts. Measurements call
         this method, so that the work does not disturb them.
         """
         await self._open().settled()
+        if self.draft_model is not None:
+            await self.draft_model.settled_async()
 
     async def find_not_finite(self, ids: Sequence[int]) -> NotFinite | None:
         """Find the first node that makes NaN or infinity when the model runs on a prompt, with its layer and its inputs
@@ -318,6 +343,8 @@ class Model:
         """Free the device; generators of this model fail from now on. Closing twice is harmless."""
         loaded, self._loaded = self._loaded, None
         self._finalizer.detach()
+        if self.draft_model is not None:
+            await self.draft_model.aclose()
         if loaded is not None:
             # If this wait is cancelled, no other caller can free the device.
             await asyncio.shield(asyncio.ensure_future(released(loaded, self.prefixes)))

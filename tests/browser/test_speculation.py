@@ -42,7 +42,8 @@ def test_drafts_verified_on_the_gpu_change_no_token(model: str, cases: int, scri
 
 def run(scripts: PageScripts, model: str, **arguments: Any) -> list[dict[str, Any]]:
     """Results of cases, which are those without speculation."""
-    found: list[dict[str, Any]] = scripts.run("speculating", "generated", model, model=model, **arguments)
+    names = [model, *filter(None, [arguments.get("draft_model")])]
+    found: list[dict[str, Any]] = scripts.run("speculating", "generated", *names, model=model, **arguments)
     for result in found:
         plain, drafted, stats = result["plain"], result["drafted"], result["drafted"]["stats"]
         assert drafted["sequences"] == plain["sequences"]
@@ -51,3 +52,25 @@ def run(scripts: PageScripts, model: str, **arguments: Any) -> list[dict[str, An
         assert "5 positions" in drafted["said"]
         assert stats["emitted"] == stats["accepted"] + stats["rounds"]
     return found
+
+
+@pytest.mark.parametrize(
+    ("model", "draft", "cases"), [("nano-llama", "nano-shape", 1), ("nano-float", "nano-llama", 3)]
+)
+def test_drafts_of_a_model_are_verified_in_the_same_submit(
+    model: str, draft: str, cases: int, scripts: PageScripts
+) -> None:
+    """A draft model of equal weights, whose greedy drafts are all accepted, and one of rounded weights."""
+    searches = [{"max_length": LENGTH, **case} for case in CASES.values()]
+    if cases > 1:
+        searches = [{"logit_bias": FEW, **search} for search in searches]
+    drafting = {"max_draft_tokens": 4, "always": True}
+    arguments: dict[str, Any] = {"model": model, "draft_model": draft, "prompt": PROMPT, "drafting": drafting}
+    for result in run(scripts, cases=searches[:cases], **arguments):
+        plain, drafted, stats = result["plain"], result["drafted"], result["drafted"]["stats"]
+        assert stats["proposed"] == 4 * stats["rounds"]
+        assert stats["accepted"] > 0
+        assert (stats["full"] == stats["rounds"]) == (cases == 1)
+        assert drafted["steps"] == plain["steps"] - stats["accepted"]
+        assert plain["submits"] == plain["readbacks"]
+        assert drafted["submits"] <= drafted["readbacks"] + 6, "only the draft model's two prompts are submits apart"

@@ -307,7 +307,7 @@ class PaperEngine:
     def set_sampling(self, sampler: int, program: object) -> None:
         self._call()
 
-    def set_drafts(self, sampler: int, input_ids: int, logits: int, positions: int) -> None:
+    def set_drafts(self, sampler: int, input_ids: int, logits: int, positions: int, drafter: int = 0) -> None:
         self._call()
         for buffer in (input_ids, logits):
             if ("buffer", buffer) not in self.handles:

@@ -135,8 +135,13 @@ class PaperDecoder:
         room: Room | None = None,
         right: int | None = None,
         eager: int | None = None,
+        strays: int = 0,
     ) -> None:
         self.capacity = capacity
+        self.strays = strays
+        """After each multiple of this number of tokens it picks another one than the paper model; 0 for never."""
+        self.drafter: PaperDecoder | None = None
+        """The decoder of the draft model."""
         self.capture = "tape"
         self.capture_note: str | None = None
         self.tape_passes: dict[str, str] = {}
@@ -284,8 +289,9 @@ class PaperDecoder:
 
     finds_drafts = True
 
-    async def prepare_drafts(self, options: Speculation) -> str | None:
-        self.most_drafts = options.max_draft_tokens
+    async def prepare_drafts(self, options: Speculation, drafter: object = None) -> str | None:
+        assert drafter is None or isinstance(drafter, PaperDecoder)
+        self.drafter, self.most_drafts = drafter, options.max_draft_tokens
         return None
 
     def submit_drafted(self, steps: int, drafts: Sequence[int] | None) -> Awaitable[Burst]:
@@ -300,19 +306,40 @@ class PaperDecoder:
         for _ in range(steps):
             start = len(ids)
             assert self.done or len(self.cache) + 1 + self.most_drafts <= self.capacity, "drafts past the cache's end"
-            for _ in range(1 + next(self.right) % (1 + self.most_drafts)):
+            drafts = None if self.drafter is None else self.drafter.drafts(self)
+            most = 1 + (next(self.right) % (1 + self.most_drafts) if drafts is None else self.most_drafts)
+            for place in range(most):
                 if not self.done:
                     assert self.pending is not None
                     self.cache.append(self.pending)
                 ids.append(self.pick())
+                if drafts is not None and drafts[place : place + 1] != ids[-1:]:
+                    break
             counts.append(len(ids) - start)
         self.drafted += steps
         return PaperBurst(self, ids, self.fault, tuple(counts))
+
+    def drafts(self, other: PaperDecoder) -> list[int]:
+        """The picks of this decoder of a draft model after the sequence of another one, which it has followed."""
+        held = len(other.cache)
+        if not other.done:
+            assert self.cache[:held] == other.cache, "the draft model ran on other tokens"
+            assert held + 1 + other.most_drafts <= self.capacity, "drafts past the draft model's cache"
+            self.cache, self.pending = self.cache[:held], other.pending
+        found = []
+        for _ in range(1 + other.most_drafts):
+            self.steps += 1
+            assert self.pending is not None
+            self.cache.append(self.pending)
+            found.append(self.pick())
+        return found[:-1]
 
     def pick(self) -> int:
         if self.done:
             return 0
         token = following(self.cache) if self.forced is None else self.forced
+        if self.strays and len(self.cache) % self.strays == 0:
+            token += 1
         self.forced = None
         if len(self.cache) == self.eos_at:
             token = EOS
@@ -475,6 +502,7 @@ class PaperModel:
         self.recoveries = 0
         self.original_length = 0
         self.speech_encoder = None
+        self.draft_model: PaperModel | None = None
 
     async def decoder(self, capacity: int, given: object = None) -> PaperDecoder:
         if self.gate is not None:
@@ -487,6 +515,9 @@ class PaperModel:
             PaperDecoder(capacity, room=self.copies, **{"eos_at": ends.get(len(self.decoders)), **options})
         )
         return self.decoders[-1]
+
+    def healthy(self) -> bool:
+        return True
 
     async def recover(self, opening: int, lost: Exception) -> None:
         await asyncio.sleep(0)
@@ -512,10 +543,12 @@ def made(
     decoder: dict[str, Any] | None = None,
     tokenizer: Any = None,
     speculation: Speculation | None = None,
+    draft_model: PaperModel | None = None,
     recoveries: int = 3,
     **search: Any,
 ) -> tuple[Generator, PaperModel]:
     paper = PaperModel(host, **(decoder or {}))
+    paper.draft_model = draft_model
     model = cast(Model, paper)
     params = GeneratorParams(model, run_ahead=run_ahead, tokenizer=tokenizer, recoveries=recoveries)
     params.set_search_options(**search)

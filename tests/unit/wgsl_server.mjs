@@ -25,12 +25,14 @@ function modules(make) {
   return { codes };
 }
 
+const DRAFTS = ["draft", "drafterStart", "drafterPicks"];
+
 /** `has` names optional bindings that this operation has; `written` is a template outside of the rooms. */
 function answered({ sampler, spans, written, bitcasts = true, has = [], ...text }) {
   if (written) return { code: expanded(written, text) };
   if (spans) return modules((device) => spans.forEach((kernel) => new SpanPipelines(device).get(kernel)));
   if (sampler) {
-    const kernels = [...dispatchesOf(sampler).map(({ kernel }) => kernel), ...(sampler.drafts ? ["draft"] : [])];
+    const kernels = [...dispatchesOf(sampler).map(({ kernel }) => kernel), ...(sampler.drafts ? DRAFTS : [])];
     return modules((device) =>
       kernels.forEach((kernel) => SamplerPipelines.of(device).get(kernel, 1000, false, textOf(kernel, sampler))),
     );

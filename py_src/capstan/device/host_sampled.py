@@ -258,7 +258,7 @@ class HostSampledDecoder:
         entered = self._now()
         return Burst(((self._pending,),), submitted, readable, readable, entered - readable, entered)
 
-    async def prepare_drafts(self, options: Speculation) -> str | None:
+    async def prepare_drafts(self, options: Speculation, drafter: RowDecoder | None = None) -> str | None:
         return self._open().undraftable
 
     async def submit_drafted(self, steps: int, drafts: Sequence[int] | None) -> Burst:

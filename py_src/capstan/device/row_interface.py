@@ -291,8 +291,12 @@ class DraftedRows(Protocol):
     """Whether `submit_drafted` finds drafts by itself; otherwise its caller gives them after reading all earlier picks.
     """
 
-    async def prepare_drafts(self, options: Speculation) -> str | None:
-        """Prepare `submit_drafted` with these options; returns the reason if drafts cannot be verified."""
+    async def prepare_drafts(self, options: Speculation, drafter: RowDecoder | None = None) -> str | None:
+        """Prepare `submit_drafted` with these options; returns the reason if drafts cannot be verified. The drafts are
+        found in the sequence or, with a `drafter`, picked by that decoder of the draft model. A device that finds
+        drafts by itself then steps the drafter in `submit_drafted`; until then the drafter must have run on all tokens
+        of the sequence but the last.
+        """
 
     def submit_drafted(self, steps: int, drafts: Sequence[int] | None) -> Awaitable[Burst]:
         """Queue `steps` decode steps, each over the last pick and the drafts after it. A step picks at each position in

@@ -16,6 +16,7 @@ from ..host.leaving import when_dropped
 from ..memory import DeviceBuffer, DeviceSpan, Pools
 from ..stages import integer
 from .beam_policy import BeamPolicy
+from .draft_policy import DraftPolicy
 from .generated_rows import GeneratedRows
 from .generator_params import GeneratorParams
 from .grammar_policy import GrammarPolicy
@@ -436,12 +437,15 @@ class Generator(GeneratedRows):
 
 def policy_of(params: GeneratorParams) -> type[PlainPolicy]:
     """The policy that these parameters need."""
-    alone = params.guidance is not None or bool(params.processors.given)
-    if params.speculation is not None and alone:
-        what = "a logits processor" if params.guidance is None else "a grammar"
-        fall_back("speculation", f"{what} looks at each token", "each step picks one token; the tokens are the same")
-    elif params.speculation is not None:
-        return SpeculationPolicy
+    speculation, why = params.speculation, None
+    if params.guidance is not None or params.processors.given:
+        why = f"{'a logits processor' if params.guidance is None else 'a grammar'} looks at each token"
+    elif params.rows > 1 and not params.speculation_requested:
+        why = f"{params.rows} rows or beams were requested, and drafts are for one sequence"
+    if speculation is not None and why is not None:
+        fall_back("speculation", why, "each step picks one token; the tokens are the same")
+    elif speculation is not None:
+        return DraftPolicy if params.drafts_by_model else SpeculationPolicy
     if params.guidance:
         return GrammarPolicy
     if params.search.num_beams > 1:

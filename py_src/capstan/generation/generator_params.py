@@ -31,7 +31,10 @@ class GeneratorParams:
     `shortlist` best ones and returns new logits of any tokens. Raises OptionError for a wrong combination.
     """
 
-    __slots__ = ("_model", "_tokenizer", "_vocab", "guidance", "options", "processors", "search", "speculation")
+    __slots__ = (
+        *("_model", "_tokenizer", "_vocab", "guidance", "options", "processors", "search"),
+        *("speculation", "speculation_requested"),
+    )
 
     def __init__(
         self,
@@ -56,7 +59,15 @@ class GeneratorParams:
         count = min(SHORTLIST, self._vocab) if shortlist is None else shortlist
         self.processors = Processors(logits_processor, shortlist_processor, count)
         self.processors.check(self._vocab, self.options["run_ahead"], self.search.num_beams)
-        self.speculation: Speculation | None = None
+        self.speculation: Speculation | None = Speculation() if model.draft_model is not None else None
+        self.speculation_requested = False
+        """Whether the caller chose `speculation`; else it is on because the model has a draft model."""
+
+    @property
+    def drafts_by_model(self) -> bool:
+        """Whether the model's draft model makes the drafts."""
+        drafting = self.speculation is not None and self.speculation.ngram_size is None
+        return drafting and self._model.draft_model is not None
 
     @property
     def rows(self) -> int:
@@ -125,9 +136,9 @@ class GeneratorParams:
     def set_speculation(self, options: Speculation | None) -> None:
         """Draft tokens and verify several in one step: the tokens are the same, and come faster if drafts are right.
         None turns it off. A grammar or a logits processor, which needs each token, also turns it off: a fallback,
-        counted when a generator is made.
+        counted when a generator is made. For a model with a draft model it is on from the start.
         """
-        self.speculation = options
+        self.speculation, self.speculation_requested = options, True
 
     def set_search_options(self, **options: object) -> None:
         """Change options by their onnxruntime-genai names; OptionError for an unknown name or a bad value."""

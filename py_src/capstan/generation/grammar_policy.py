@@ -150,5 +150,5 @@ class GrammarPolicy(PlainPolicy):
             row.ready.extend(found)
         return bool(found)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         self._masks.close()

@@ -54,5 +54,5 @@ class Policy(Protocol):
     def discarded(self) -> None:
         """Forget the tokens that were computed ahead of the reader."""
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Free the policy's resources."""

@@ -407,7 +407,7 @@ class RowLoop(DecodeLoop):
             self.decoder.usual_burst = self.run_ahead.usual
             await self.decoder.close()
         self.adapters.release()
-        self.policy.close()
+        await self.policy.close()
 
     def require_open(self) -> None:
         if self.closed:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ..stages.speculation_options import MAX_DRAFTS, Speculation
 
-__all__ = ["NgramIndex", "SpeculationStats", "Worth"]
+__all__ = ["ModelWorth", "NgramIndex", "SpeculationStats", "Worth"]
 
 
 class NgramIndex:
@@ -34,7 +34,7 @@ class NgramIndex:
 
     def push(self, token: int) -> None:
         """Add a token to the sequence."""
-        tokens, size = self._tokens, self._options.ngram_size
+        tokens, size = self._tokens, self._options.searched
         if len(tokens) >= size:
             self._after[tuple(tokens[-size:])] = len(tokens)
         tokens.append(token)
@@ -42,7 +42,7 @@ class NgramIndex:
     def drafts(self) -> list[int]:
         """Drafts of the next tokens; empty if the last tokens did not occur earlier."""
         options, tokens = self._options, self._tokens
-        at = self._after.get(tuple(tokens[-options.ngram_size :]))
+        at = self._after.get(tuple(tokens[-options.searched :]))
         if at is None:
             return []
         found = tokens[at : at + options.max_draft_tokens]
@@ -155,4 +155,45 @@ class Worth:
             stats.switched_on += 1
         elif self.on and not self._always and self._tokens < LEAVE * ratio:
             self.on = False
+            stats.switched_off += 1
+
+
+FIRST_PAUSE, PAUSE, LONGEST_PAUSE = 8, 64, 1024
+"""Tokens of plain steps before a draft model is first tried, before its second trial, and at most between trials."""
+TRIAL = 16
+"""Drafted steps of a trial; later ones count in an average of about as many steps."""
+
+
+class ModelWorth(Worth):
+    """Decides whether a draft model pays. Only drafted steps show how many of its drafts are accepted, so it is tried:
+    first when the time of a plain step is known, then again after pauses, each twice as long as the one before.
+    """
+
+    def __init__(self, stats: SpeculationStats, always: bool) -> None:
+        super().__init__(stats, always)
+        self._pause = FIRST_PAUSE
+        self._passed = 0
+        """Tokens of plain steps in this pause."""
+        self._steps = 0
+        """Drafted steps of this trial."""
+
+    def gave(self, tokens: int) -> None:
+        self._steps += 1
+        self._tokens += (tokens - self._tokens) / min(self._steps, TRIAL)
+        self._choose()
+
+    def passed(self, tokens: int) -> None:
+        """Note that plain steps gave `tokens` tokens."""
+        self._passed += tokens
+        if not self.on and self._passed >= self._pause and self._stats.plain_step_ms is not None:
+            self.on, self._steps = True, 0
+            self._stats.switched_on += 1
+
+    def _choose(self) -> None:
+        stats = self._stats
+        if not self.on or self._always or self._steps < TRIAL or stats.drafted_step_ms is None:
+            return
+        if stats.plain_step_ms and self._tokens < LEAVE * stats.drafted_step_ms / stats.plain_step_ms:
+            self.on, self._passed = False, 0
+            self._pause = min(max(PAUSE, 2 * self._pause), LONGEST_PAUSE)
             stats.switched_off += 1

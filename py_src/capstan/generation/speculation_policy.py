@@ -46,6 +46,8 @@ class SpeculationPolicy(PlainPolicy):
         self._seen = 0
         """The tokens of that step so far."""
         self._readable: float | None = None
+        self._drafting_ms = 0.0
+        """The host's time to find the drafts of the last step."""
         self._drafted_bursts: RunAhead | None = None
 
     def run_ahead(self, decoder: RowDecoder) -> RunAhead:
@@ -59,13 +61,17 @@ class SpeculationPolicy(PlainPolicy):
             return
         assert isinstance(decoder, DraftedRows), "a decoder of one row"
         self._finds_drafts = decoder.finds_drafts
-        reason = await decoder.prepare_drafts(self._speculation)
+        reason = await self._prepare_drafts(decoder)
         if reason is None:
             self._verifier = decoder
         else:
             fall_back("speculation", reason, "each step picks one token; the tokens are the same")
         largest = max(1, decoder.max_burst // (1 + self._speculation.max_draft_tokens))
         self._drafted_bursts = RunAhead(self._fixed_run_ahead and min(self._fixed_run_ahead, largest), largest)
+
+    async def _prepare_drafts(self, decoder: DraftedRows) -> str | None:
+        """Prepare the decoder's drafts; returns the reason if it cannot verify any."""
+        return await decoder.prepare_drafts(self._speculation)
 
     async def pick(self) -> None:
         verifier = None if self.loop.sample_first else self._verifier
@@ -74,26 +80,31 @@ class SpeculationPolicy(PlainPolicy):
         if verifier is None or not self._worth.on:
             await super().pick()
             return
-        assert self._drafted_bursts is not None
         if self.loop.flight and not self._finds_drafts:
             # The drafts follow from the picks under way, so these come first.
             await self.loop.read()
             return
+        await self._fill_drafted(verifier)
+
+    async def _fill_drafted(self, verifier: DraftedRows) -> None:
+        """Queue bursts of drafted steps, and wait for the oldest burst."""
+        assert self._drafted_bursts is not None
         while len(self.loop.flight) < self.loop.open_decoder().max_in_flight:
-            if not self._submit_drafted(verifier, self._drafted_bursts) and not self._submit_plain():
+            if not await self._submit_drafted(verifier, self._drafted_bursts) and not self._submit_plain():
                 break
-        await self.loop.read()
+        if self.loop.flight:
+            await self.loop.read()
 
     def _submit_plain(self) -> bool:
         """Queue steps of one token, if there are no drafts or no room for them."""
         assert self.loop.run_ahead is not None
         return self.loop.submit(self.loop.run_ahead.next() if self._finds_drafts else 1)
 
-    def _submit_drafted(self, decoder: DraftedRows, bursts: RunAhead) -> bool:
+    async def _submit_drafted(self, decoder: DraftedRows, bursts: RunAhead) -> bool:
         """Queue a burst of drafted steps; False if there was none to queue."""
         [row] = self.loop.rows
         most = 1 + self._speculation.max_draft_tokens
-        room = row.room(self.loop.reach)
+        room = row.room(self._reach)
         if row.ended or room < most:
             return False
         if self._finds_drafts:
@@ -101,13 +112,26 @@ class SpeculationPolicy(PlainPolicy):
             self.loop.flight.add(steps * most, decoder.submit_drafted(steps, None), self.loop.rows, ONE)
             return True
         began = self.loop.model.host.now()
-        drafts = self._index.drafts()
-        self.stats.drafting_ms += self.loop.model.host.now() - began
+        drafts = await self._drafts()
+        self._drafting_ms = self.loop.model.host.now() - began
+        self.stats.drafting_ms += self._drafting_ms
+        if self.loop.stale:
+            # The sequence changed meanwhile.
+            return False
         if not drafts:
             self.stats.misses += 1
             return False
         self.loop.flight.add(1 + len(drafts), decoder.submit_drafted(1, drafts), self.loop.rows, ONE)
         return True
+
+    @property
+    def _reach(self) -> int:
+        """The length up to which tokens may be drafted."""
+        return self.loop.reach
+
+    async def _drafts(self) -> list[int]:
+        """Drafts of the next tokens, on a device that finds none."""
+        return self._index.drafts()
 
     def received(self, burst: Burst) -> bool:
         self._time(burst)
@@ -138,7 +162,8 @@ class SpeculationPolicy(PlainPolicy):
         last, self._readable = self._readable, burst.readable
         decoder = self.loop.open_decoder()
         if decoder.max_in_flight == 1:
-            self._worth.took((burst.entered - burst.submitted) / burst.picks, bool(burst.steps))
+            finding = self._drafting_ms if burst.steps else 0.0
+            self._worth.took((finding + burst.entered - burst.submitted) / burst.picks, bool(burst.steps))
         elif last is not None and burst.submitted <= last:
             self._worth.took((burst.readable - last) / burst.picks, bool(burst.steps))
 

@@ -15,7 +15,7 @@ from ..errors import GuidanceError
 from ..model_files.config_section import parse_object
 from .grammar import Special
 
-__all__ = ["SpecialTokens", "TokenBytes", "special_tokens", "vocabulary"]
+__all__ = ["SpecialTokens", "TokenBytes", "special_tokens", "token_ids", "vocabulary"]
 
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
@@ -99,6 +99,13 @@ def special_tokens(tokenizer_json: str, size: int, stop: Collection[int]) -> Spe
     return SpecialTokens(
         {each["content"]: each["id"] for each in added if each.get("special") and each["id"] < size}, stop
     )
+
+
+def token_ids(tokenizer_json: str) -> dict[str, int]:
+    """The id of each token, by its text in the file."""
+    content = parse_object(tokenizer_json, "tokenizer.json")
+    added = {each["content"]: each["id"] for each in content.get("added_tokens") or ()}
+    return {**dict(_entries(content)), **added}
 
 
 def _entries(content: Mapping[str, Any]) -> Iterable[tuple[str, int]]:

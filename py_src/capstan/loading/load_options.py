@@ -178,6 +178,10 @@ class LoadOptions(RequestOptions, total=False):
     """Whether the model must be a speech model (True) or must not be one; others are refused before any weight is
     read.
     """
+    draft_model: Any
+    """The place of a smaller model of the same vocabulary, as Model takes it. It drafts tokens on the same device, of
+    which the model verifies several in one step: the tokens are those of the model alone. By default none.
+    """
     on_found: Callable[[ModelFacts], object] | None
     """Called after the small files are read, before any weight, with facts about the model: its name, parameters, bytes
     and licence.

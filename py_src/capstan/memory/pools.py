@@ -128,11 +128,14 @@ class MemoryRequirements:
     """The weights of the file that are larger than the GPU adapter binds: the number of parts of each, or the reason
     why it has none and the device cannot hold it.
     """
+    draft: MemoryRequirements | None = None
+    """The memory of the draft model and of its sequence, which takes no pools of the caller; None without one."""
 
     @property
     def total(self) -> PoolSize:
-        """All four pools together."""
-        return self.weights + self.scratch + self.persistent + self.io
+        """All four pools together, and those of the draft model."""
+        own = self.weights + self.scratch + self.persistent + self.io
+        return own if self.draft is None else own + self.draft.total
 
     def pool(self, name: Pool) -> tuple[PoolItem, ...]:
         """The items of one pool, in the order in which they are allocated."""

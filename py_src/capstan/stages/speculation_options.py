@@ -10,6 +10,8 @@ from .option import Option, switch
 __all__ = ["MAX_DRAFTS", "SPECULATION_OPTIONS", "Speculation"]
 
 MAX_DRAFTS = 16
+NGRAM_SIZE = 3
+"""The default of `ngram_size` for a model without a draft model."""
 SPECULATION_OPTIONS = (
     Option.integer(
         "ngram_size",
@@ -31,19 +33,27 @@ class Speculation:
 
     The drafts are the tokens that followed the latest earlier occurrence of the last `ngram_size` tokens: at most
     `max_draft_tokens`. With `chained` they continue past the end of the sequence, as if the earlier drafts were part of
-    it. With `always` steps are drafted even if they take longer than steps without drafts.
+    it. Without an `ngram_size` the model's draft model makes the drafts; a model without one takes the last 3 tokens.
+    With `always` steps are drafted even if they take longer than steps without drafts.
     """
 
-    ngram_size: int = 3
+    ngram_size: int | None = None
     max_draft_tokens: int = 4
     chained: bool = True
     always: bool = False
 
     def __post_init__(self) -> None:
         for option in SPECULATION_OPTIONS:
-            object.__setattr__(self, option.name, option.read(getattr(self, option.name)))
+            value = getattr(self, option.name)
+            if value is not None or option.name != "ngram_size":
+                object.__setattr__(self, option.name, option.read(value))
         for name in ("chained", "always"):
             switch(name, getattr(self, name))
+
+    @property
+    def searched(self) -> int:
+        """The number of last tokens that are searched in the earlier sequence."""
+        return self.ngram_size or NGRAM_SIZE
 
     def require_one_sequence(self, rows: int, beams: int) -> None:
         """Raise OptionError for several rows or beams, which speculation excludes."""

@@ -27,13 +27,14 @@ async def load(
     passes: Sequence[str] | None = None,
     kv_cache_dtype: str | None = None,
     max_length: int | None = None,
+    draft_model: str | None = None,
 ) -> Model:
     """A model, loaded now or by one of the last scripts of this page."""
-    key = (name, device, capture, None if passes is None else tuple(passes), kv_cache_dtype, max_length)
+    key = (name, device, capture, None if passes is None else tuple(passes), kv_cache_dtype, max_length, draft_model)
     model = loaded.pop(key, None)
     if model is None or not model.healthy():
         given: dict[str, Any] = {"capture": capture, "passes": passes, "kv_cache_dtype": kv_cache_dtype}
-        given["max_length"] = max_length
+        given |= {"max_length": max_length, "draft_model": None if draft_model is None else models[draft_model]}
         model = await Model.load(models[name], device=device, **given)
     loaded[key] = model
     while len(loaded) > KEPT:

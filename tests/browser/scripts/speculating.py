@@ -20,10 +20,12 @@ async def generated(
     prompt: Sequence[int],
     cases: Sequence[Mapping[str, Any]],
     drafting: Mapping[str, Any],
+    draft_model: str | None = None,
+    kv_cache_dtype: str | None = None,
 ) -> list[dict[str, Any]]:
     """For each case of search options the sequences without and with speculation, its statistics, and how steps were
     run: one sequence to its end, then cut to its first half, extended by other tokens, and to its end again."""
-    opened = await load(models, model, passes=JOINT)
+    opened = await load(models, model, passes=JOINT, draft_model=draft_model, kv_cache_dtype=kv_cache_dtype)
     found = []
     for case in cases:
         bias = {int(token): value for token, value in case.get("logit_bias", {}).items()}
@@ -51,6 +53,8 @@ async def generated(
                         "reasons": reasons,
                         "stats": None if stats is None else asdict(stats),
                         "steps": generator.counters["steps"],
+                        "submits": generator.counters["submits"],
+                        "readbacks": generator.counters["readbacks"],
                         "said": generator.tape_passes.get("drafts", ""),
                         "stepped down": [each for each in fallbacks() if each not in before],
                     }

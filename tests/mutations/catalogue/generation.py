@@ -387,8 +387,8 @@ GENERATION = (
     Mutation(
         "long_rope.drafts",
         "py_src/capstan/generation/speculation_policy.py",
-        "room = row.room(self.loop.reach)",
-        "room = row.room(self.loop.max_length)",
+        "return self.loop.reach",
+        "return self.loop.max_length",
         "drafts past the original length are verified with the short factors",
         unit("long_rope::TestSequences::test_drafts_do_not_reach_past_it"),
     ),

@@ -170,17 +170,19 @@ export class Sampling implements SamplingCalls {
   }
 
   /**
-   * Let the sampler take steps with drafts, over a tape of this number of positions with these input ids and logits.
+   * Let the sampler take steps with drafts, over a tape of this number of positions with these input ids and logits. The
+   * drafts are picks of the sampler `drafter`, or found in the sequence if that is 0.
    */
-  setDrafts(sampler: number, inputIds: number, logits: number, positions: number): void {
+  setDrafts(sampler: number, inputIds: number, logits: number, positions: number, drafter: number): void {
     const targets = { inputIds: this.buffers.get(inputIds), logits: this.buffers.get(logits), positions };
-    this.samplers.get(sampler).sampler.setDrafts(targets);
+    const other = drafter ? this.samplers.get(drafter).sampler : null;
+    this.samplers.get(sampler).sampler.setDrafts({ ...targets, drafter: other });
   }
 
   /**
    * Submit `steps` steps of a tape over `positions` positions in one command buffer: each finds drafts, runs, and picks at
    * each position in turn. `length` is what the valid positions are at most before the first, `cursor` the ring index of
-   * its first pick. Resolves as `burst` does, with `positions` ids a step.
+   * its first pick, `drafterTape` the step of the draft model, or 0. Resolves as `burst` does, with `positions` ids a step.
    */
   draftedBurst(
     tape: number,
@@ -189,14 +191,17 @@ export class Sampling implements SamplingCalls {
     positions: number,
     length: number,
     cursor: number,
+    drafterTape: number,
   ): Promise<Float64Array> {
     const played = this.tapes.playable(tape);
+    const drafter = drafterTape ? this.tapes.playable(drafterTape) : null;
     const held = this.samplers.get(sampler);
     const step = TracedStep.begin(this.watched);
-    for (let i = 1; i <= steps; i++) {
+    for (let valid = length; valid < length + steps * positions; valid += positions) {
       held.sampler.encodeDrafted(
         () => step.pass,
-        () => played.encode(step, length + i * positions),
+        (picks) => drafter!.encode(step, valid + picks),
+        () => played.encode(step, valid + positions),
       );
     }
     return this.finishBurst(step, held.reader, cursor, steps * positions, "drafted burst");

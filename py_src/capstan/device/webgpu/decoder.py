@@ -11,7 +11,7 @@ import asyncio
 from array import array
 from collections.abc import Awaitable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 from ...errors import OptionError
 from ...stages.search import SearchOptions
@@ -21,7 +21,7 @@ from ..cache_rows import RowSource
 from ..carried_tensor import CarriedTensor, carried
 from ..element_types import byte_count
 from ..lora_weights import LoraWeights
-from ..row_interface import ONE, Burst
+from ..row_interface import ONE, Burst, RowDecoder
 from ..shortlist import ScoredToken
 from .cache_spans import CacheSpans
 from .drafted_steps import DraftedSteps
@@ -107,6 +107,8 @@ class WebGpuDecoder(SampledRows, SampledRow):
         """Scratch of the decoder's tapes, and of the tape of the joint rows for which it runs prompts."""
         self._take_step(step)
         self._drafted = DraftedSteps(engine, sampler, partial(maker.draft_tape, self))
+        self._drafter: WebGpuDecoder | None = None
+        """The draft model's decoder."""
 
     def _take_step(self, step: DecodeStep) -> None:
         """Run decode steps as `step` does from now on."""
@@ -264,9 +266,13 @@ class WebGpuDecoder(SampledRows, SampledRow):
             numbers = self._eager_burst(sample_first, first, cursor)
         return read_burst(numbers)
 
-    async def prepare_drafts(self, options: Speculation) -> str | None:
+    async def prepare_drafts(self, options: Speculation, drafter: RowDecoder | None = None) -> str | None:
         self._require_open()
-        self._preparing = asyncio.ensure_future(self._drafted.prepare(options))
+        self._drafter = cast("WebGpuDecoder | None", drafter)
+        if self._drafter is not None and self._drafter.capture != "tape":
+            return f"a step of the draft model has no tape: {self._drafter.capture_note}"
+        picks = None if self._drafter is None else self._drafter._sampler
+        self._preparing = asyncio.ensure_future(self._drafted.prepare(options, picks))
         reason = await to_its_end(self._preparing)
         self._require_open()
         return reason
@@ -278,13 +284,25 @@ class WebGpuDecoder(SampledRows, SampledRow):
             raise ValueError("drafts were given, but this device finds drafts itself: give None")
         most = steps * self._drafted.positions
         self.buffers.make_room(runs.length - 1, most + 1)
-        burst = self._drafted.submit(steps, runs.length, runs.cursor)
+        drafter_tape = 0 if self._drafter is None else self._drafter.draft(most, runs.length)
+        burst = self._drafted.submit(steps, runs.length, runs.cursor, drafter_tape)
         runs.cursor += most
         # The upper bound: `_accepted` subtracts the refused drafts when the burst is read.
         runs.length += most
         runs.mask_bound = runs.length
         self._steps += steps
         return self._accepted(burst, most)
+
+    def draft(self, steps: int, length: int) -> int:
+        """Make room for `steps` steps of a draft model after at most `length` positions of the sequence that it
+        follows; returns the tape of its step. The device sets the inputs, and its positions become invalid.
+        """
+        runs = self.runs
+        runs.before_steps(length + steps)
+        self.buffers.make_room(length - 1, steps + 1)
+        runs.length, runs.mask_bound = length + steps, None
+        self._steps += steps
+        return self._step.tape
 
     async def _accepted(self, waiting: Awaitable[Burst], most: int) -> Burst:
         burst = await waiting

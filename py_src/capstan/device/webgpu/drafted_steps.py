@@ -44,8 +44,10 @@ class DraftedSteps:
         """See RowDecoder.tape_passes."""
         return {} if self._made is None else {"drafts": self._made.report}
 
-    async def prepare(self, options: Speculation) -> str | None:
-        """See row_interface.DraftedRows. Called while no burst is under way."""
+    async def prepare(self, options: Speculation, drafter: RowSampler | None) -> str | None:
+        """See row_interface.DraftedRows; the drafts are the picks of a `drafter`. Called while no burst is under
+        way.
+        """
         positions = 1 + options.max_draft_tokens
         if self._made is None or self._made.buffers.positions != positions:
             await self.release()
@@ -53,18 +55,18 @@ class DraftedSteps:
             if isinstance(found, str):
                 return found
             self._made = found
-        drafting = Drafting(options.max_draft_tokens, options.ngram_size, options.chained)
+        drafting = Drafting(options.max_draft_tokens, options.searched, options.chained)
         buffers = self._made.buffers
-        self._sampler.set_drafts(drafting, buffers.input_ids, buffers.logits)
+        self._sampler.set_drafts(drafting, buffers.input_ids, buffers.logits, drafter)
         return None
 
-    def submit(self, steps: int, length: int, cursor: int) -> Awaitable[Burst]:
+    def submit(self, steps: int, length: int, cursor: int, drafter_tape: int) -> Awaitable[Burst]:
         """Queue `steps` steps. The sequence has at most `length` positions; its last pick is in the ring before
-        `cursor`.
+        `cursor`. `drafter_tape` is the tape of the draft model's step, 0 without one.
         """
         made = self._tape()
-        positions = made.buffers.positions
-        numbers = self._engine.drafted_burst(made.tape, self._sampler.handle, steps, positions, length, cursor)
+        positions, sampler = made.buffers.positions, self._sampler.handle
+        numbers = self._engine.drafted_burst(made.tape, sampler, steps, positions, length, cursor, drafter_tape)
         return _burst(numbers, positions)
 
     async def release(self) -> None:

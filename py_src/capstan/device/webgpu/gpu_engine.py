@@ -324,16 +324,18 @@ class GpuSampling(GpuAdapter, Protocol):
     ) -> Awaitable[Sequence[float]]:
         """Submit a burst of `picks` steps. Returns the fields of a Burst except its ids, then the ids, row by row."""
 
-    def set_drafts(self, sampler: int, input_ids: int, logits: int, positions: int) -> None:
-        """Let steps find drafts, for a tape over `positions` positions with these buffers of ids and logits. Called
-        again after each change of the sampler's program.
+    def set_drafts(self, sampler: int, input_ids: int, logits: int, positions: int, drafter: int = 0) -> None:
+        """Let steps find drafts, for a tape over `positions` positions with these buffers of ids and logits; with the
+        draft model's sampler `drafter`, let them take its picks as drafts. Called again after each change of the
+        sampler's program.
         """
 
     def drafted_burst(
-        self, tape: int, sampler: int, steps: int, positions: int, length: int, cursor: int
+        self, tape: int, sampler: int, steps: int, positions: int, length: int, cursor: int, drafter_tape: int = 0
     ) -> Awaitable[Sequence[float]]:
         """As `burst`, for drafted steps over a tape of `positions` positions. Each step gives `positions` ids, with
-        0xFFFFFFFE for a position without a pick. `length` is the largest possible length of the sequence.
+        0xFFFFFFFE for a position without a pick. `length` is the largest possible length of the sequence. With a draft
+        model, each step first plays that model's tape `positions` times.
         """
 
     def make_beam_search(self, spec: BeamSpec) -> int: ...

@@ -49,10 +49,15 @@ class RowSampler:
         self._search = (options, row)
         self._set_program(Drafting())
 
-    def set_drafts(self, drafting: Drafting, input_ids: DeviceBuffer, logits: DeviceBuffer) -> None:
-        """Let steps find drafts, for a tape with ids and logits in these buffers."""
+    def set_drafts(
+        self, drafting: Drafting, input_ids: DeviceBuffer, logits: DeviceBuffer, drafter: RowSampler | None
+    ) -> None:
+        """Let steps find drafts, for a tape with ids and logits in these buffers; the picks of a `drafter` are the
+        drafts.
+        """
         self._set_program(drafting)
-        self.engine.set_drafts(self.handle, input_ids.handle, logits.handle, 1 + drafting.most)
+        other = 0 if drafter is None else drafter.handle
+        self.engine.set_drafts(self.handle, input_ids.handle, logits.handle, 1 + drafting.most, other)
 
     def _set_program(self, drafting: Drafting) -> None:
         options, row = self._search

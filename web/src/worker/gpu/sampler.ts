@@ -40,11 +40,15 @@ export interface SamplerTargets {
   positionIds?: GPUBuffer | undefined;
 }
 
-/** The buffers of a step with drafts: input ids, int64 [positions], and logits [positions, vocab]. */
+/**
+ * The buffers of a step with drafts: input ids, int64 [positions], and logits [positions, vocab]; and the sampler of the
+ * draft model whose picks are the drafts, null if they are found in the sequence.
+ */
 export interface DraftTargets {
   inputIds: GPUBuffer;
   logits: GPUBuffer;
   positions: number;
+  drafter: Sampler | null;
 }
 
 const MAX_VOCAB = 1 << 24;
@@ -76,7 +80,7 @@ export class Sampler {
   private bindGroups = new Map<string, GPUBindGroup>();
   private plan: Plan = [];
   private program: SamplerProgram | null = null;
-  private drafts: (DraftTargets & { find: Plan; pick: Plan }) | null = null;
+  private drafts: (DraftTargets & { start: Plan; find: Plan; pick: Plan }) | null = null;
 
   /**
    * Makes every buffer it will use, but those that a program needs. Throws RangeError where a target does not fit.
@@ -144,13 +148,30 @@ export class Sampler {
     }
     for (const key of this.bindGroups.keys()) if (key.startsWith("false")) this.bindGroups.delete(key);
     const pipelines = SamplerPipelines.of(this.device);
-    const entries = [this.params, logits, this.scratch, this.targets.state, inputIds, this.memory];
-    const bindGroup = this.group(pipelines.layout("draft"), entries);
-    const pipeline = pipelines.get("draft", vocab, logitsType === "float16", program.wgsl, positions);
+    const single = (kernel: Kernel, vocabulary: number, ...rest: (GPUBuffer | BufferPart)[]): Plan => {
+      const bindGroup = this.group(pipelines.layout(kernel), [this.params, logits, this.scratch, ...rest]);
+      const pipeline = pipelines.get(kernel, vocabulary, logitsType === "float16", program.wgsl, positions);
+      return [{ bindGroup, pipeline, blocks: 1 }];
+    };
+    const { state } = this.targets;
+    const found = [state, inputIds, this.memory] as const;
+    const pick = this.planned(program, logits, positions);
+    const other = targets.drafter?.targets;
+    if (other === undefined) {
+      this.drafts = { ...targets, start: [], find: single("draft", vocab, ...found), pick };
+      return;
+    }
+    if (other.rows !== 1 || other.ringCapacity < positions) {
+      throw new RangeError(
+        `sampler: a draft model with ${other.rows} rows and a ring of ${other.ringCapacity} ids cannot draft for ${positions} positions`,
+      );
+    }
+    const others = [other.state, other.inputIds, other.mask, targets.drafter!.positions];
     this.drafts = {
       ...targets,
-      find: [{ bindGroup, pipeline, blocks: 1 }],
-      pick: this.planned(program, logits, positions),
+      start: single("drafterStart", other.vocab, state, this.memory, ...others),
+      find: single("drafterPicks", vocab, ...found, other.ring),
+      pick,
     };
   }
 
@@ -246,10 +267,18 @@ export class Sampler {
     this.encodePlan(this.plan, passFor);
   }
 
-  /** Encodes a step with drafts: finds them, `run`s the model over all positions, and picks at each in turn. */
-  encodeDrafted(passFor: () => GPUComputePassEncoder, run: () => void): void {
+  /**
+   * Encodes a step with drafts: finds them, `run`s the model over all positions, and picks at each in turn. With a draft
+   * model, `draft` runs it after that number of its picks in this step; the last run has no pick, it only fills caches.
+   */
+  encodeDrafted(passFor: () => GPUComputePassEncoder, draft: (picks: number) => void, run: () => void): void {
     const { drafts } = this;
     if (drafts === null) throw new Error("sampler: call setDrafts before encodeDrafted");
+    this.encodePlan(drafts.start, passFor);
+    for (let picks = 0; drafts.drafter !== null && picks < drafts.positions; picks++) {
+      draft(picks);
+      if (picks + 1 < drafts.positions) drafts.drafter.encodeApart(passFor);
+    }
     this.encodePlan(drafts.find, passFor);
     run();
     for (let place = 0; place < drafts.positions; place++) this.encodePlan(drafts.pick, passFor);

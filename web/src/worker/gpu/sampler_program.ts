@@ -7,6 +7,8 @@ import blockMaxSource from "../shaders/sampler/block_max.wgsl";
 import blockSumsSource from "../shaders/sampler/block_sums.wgsl";
 import cutSource from "../shaders/sampler/cut.wgsl";
 import draftSource from "../shaders/sampler/draft.wgsl";
+import drafterPicksSource from "../shaders/sampler/drafter_picks.wgsl";
+import drafterStartSource from "../shaders/sampler/drafter_start.wgsl";
 import drawSource from "../shaders/sampler/draw.wgsl";
 import greedySource from "../shaders/sampler/greedy.wgsl";
 import histogramSource from "../shaders/sampler/histogram.wgsl";
@@ -38,6 +40,8 @@ const KERNELS = {
   constrain: [sharedSource, constrainSource],
   ban: [sharedSource, banSource],
   draft: [sharedSource, draftSource],
+  drafterStart: [sharedSource, drafterStartSource],
+  drafterPicks: [sharedSource, drafterPicksSource],
   blockMax: [sharedSource, blockMaxSource],
   histogram: [sharedSource, prefixSource, cutSource, histogramSource],
   blockSums: [sharedSource, prefixSource, cutSource, blockSumsSource],
@@ -63,6 +67,16 @@ const BINDINGS = {
   pass: [...SHARED, ...words("read-only-storage", "state"), ROUND, ...words("read-only-storage", "memory")],
   before: [...SHARED, ...words("read-only-storage", "state"), ROUND, ...words("storage", "memory")],
   draft: [...SHARED, ...words("storage", "state", "inputs", "memory")],
+  drafterStart: [
+    ...SHARED,
+    ...words("read-only-storage", "state", "memory"),
+    ...words("storage", "drafter_state", "drafter_inputs", "drafter_mask", "drafter_positions"),
+  ],
+  drafterPicks: [
+    ...SHARED,
+    ...words("storage", "state", "inputs", "memory"),
+    ...words("read-only-storage", "drafter_ring"),
+  ],
   end: [
     ...SHARED,
     ...words("storage", "state"),
@@ -73,7 +87,7 @@ const BINDINGS = {
 
 function kindOf(kernel: Kernel): keyof typeof BINDINGS {
   if (ENDS.has(kernel)) return "end";
-  if (kernel === "draft") return kernel;
+  if (kernel === "draft" || kernel === "drafterStart" || kernel === "drafterPicks") return kernel;
   return BEFORE.has(kernel) ? "before" : "pass";
 }
 

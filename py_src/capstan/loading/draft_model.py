@@ -1,0 +1,59 @@
+"""Checks whether a small model can draft tokens for a larger one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from ..errors import OptionError
+from ..guidance.vocabulary import token_ids
+from ..model_files.genai_config import GenaiConfig
+from .load_options import LoadOptions, taken
+
+if TYPE_CHECKING:
+    from ..graph import GraphDescription
+
+__all__ = ["draft_options", "require_draft_model"]
+
+
+class Opened(Protocol):
+    """The part of a Model that is compared."""
+
+    folder: str
+    config: GenaiConfig
+    tokenizer_files: dict[str, str]
+
+    @property
+    def graph(self) -> GraphDescription: ...
+
+
+def draft_options(options: LoadOptions, device: str) -> LoadOptions:
+    """The options with which a draft model is loaded to the `device` of its model: those of the model, except the ones
+    that are about the model's own files and length.
+    """
+    own = ("draft_model", "dtype", "overlay", "graphs", "max_length", "on_found", "prefix_cache")
+    kept = {name: value for name, value in options.items() if name not in own}
+    return taken(LoadOptions, {**kept, "device": device, "hears": False})
+
+
+def require_draft_model(model: Opened, draft: Opened) -> None:
+    """Raise OptionError unless `draft` can draft tokens for `model`: it does not see, its sequences can be cut, and
+    each id that both models have is the same token.
+    """
+    what = f"draft_model {draft.folder} cannot draft for {model.folder}"
+    if draft.config.vision is not None:
+        raise OptionError(f"{what}: it is a model that sees, and drafts follow from text only; give a model of text")
+    if draft.graph.states:
+        raise OptionError(
+            f"{what}: it has states that each run overwrites, so that refused drafts cannot be taken back; give a "
+            "model with key/value caches only"
+        )
+    mine, theirs = (each.tokenizer_files["tokenizer.json"] for each in (model, draft))
+    if mine == theirs:
+        return
+    tokens, drafted = ({id_: token for token, id_ in token_ids(text).items()} for text in (mine, theirs))
+    for id_ in sorted(tokens.keys() & drafted.keys()):
+        if tokens[id_] != drafted[id_]:
+            raise OptionError(
+                f"{what}: their vocabularies differ: id {id_} is {drafted[id_]!r} in the draft model and "
+                f"{tokens[id_]!r} in the model; give a smaller model of the same family"
+            )
