@@ -113,3 +113,27 @@ def test_the_weight_store_is_left_out_if_a_page_says_so(blank_page: Page, page_e
       .load("/models/nano-llama", { disableFileMappedWeights: "yes" }).catch(({ code, message }) => [code, message])"""
     code, message = blank_page.evaluate(refused)
     assert (code, message) == ("OptionError", 'disableFileMappedWeights is "yes"; it must be a boolean')
+
+
+DRAFTED = """async (device) => {
+  const { Capstan } = await import("/capstan/capstan.js");
+  const found = [];
+  for (const draftModel of [undefined, "/models/nano-shape"]) {
+    const llm = await Capstan.load("/models/nano-llama", { device, draftModel });
+    const { tokenIds, counters } = await llm.complete([5, 6, 7], { maxTokens: 60, temperature: 0 }).result;
+    found.push([tokenIds, counters.steps]);
+    llm.close();
+  }
+  const other = Capstan.load("/models/nano-llama", { device, draftModel: "/models/nano-qwen2" });
+  found.push(await other.catch(({ code, message }) => [code, message]));
+  return found;
+}"""
+
+
+def test_a_draft_model_saves_steps_and_changes_no_token(blank_page: Page, page_errors: list[str]) -> None:
+    plain, drafted, (code, message) = blank_page.evaluate(DRAFTED, "wasm")
+    assert drafted[0] == plain[0]
+    assert drafted[1] < plain[1]
+    assert code == "OptionError"
+    assert "nano-qwen2" in message
+    assert "nano-llama" in message

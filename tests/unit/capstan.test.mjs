@@ -206,6 +206,7 @@ test("options are the worker's search options, and drawing ones have tokens draw
     recoveries: 0,
     prefixCache: 64,
     disableFileMappedWeights: true,
+    draftModel: "models/small/",
   });
   const drawn = { temperature: 0.7, topK: 5, topP: 0.9, minP: 0.1, seed: 3, stop: "\n", maxTokens: 9, maxLength: 30 };
   await llm.chat(MESSAGES, drawn).result;
@@ -218,6 +219,7 @@ test("options are the worker's search options, and drawing ones have tokens draw
   });
   assert.deepEqual([chat.dtype, chat.device, chat.run_ahead], ["q4", "wasm", 4]);
   assert.deepEqual([chat.recoveries, chat.prefix_cache, chat.disable_file_mapped_weights], [0, 64, true]);
+  assert.equal(chat.draft_model, "http://page.test/models/small/");
   assert.deepEqual([chat.max_new_tokens, chat.max_length], [9, 30]);
   assert.deepEqual(greedy.search, { repetition_penalty: 1.1, do_sample: false, min_length: 2, max_length: 20 });
   assert.deepEqual([greedy.prompt, greedy.prompt_ids], [null, [7, 8]]);

@@ -16,7 +16,7 @@ from capstan.stages.search import STAGE_OPTIONS
 MODEL = {"model": "/models/nano/"}
 MODEL_OPTIONS = {"run_ahead": 1, "recoveries": 0, "stall_timeout": 1.5, "adapter": "/a.onnx_adapter", "prefix_cache": 0}
 MODEL_OPTIONS |= {"dtype": "q4", "device": "auto", "capture": "off"}
-MODEL_OPTIONS |= {"disable_file_mapped_weights": True, "kv_cache_dtype": "int8"}
+MODEL_OPTIONS |= {"disable_file_mapped_weights": True, "kv_cache_dtype": "int8", "draft_model": "/models/small/"}
 RUN_OPTIONS = {
     **MODEL_OPTIONS,
     "max_new_tokens": 5,
@@ -165,6 +165,7 @@ WORDS = {
     **dict.fromkeys(("models", "files"), "an object"),
     **dict.fromkeys(("search", "guidance", "speculation", "chat_template_kwargs"), "an object or null"),
     "model": "a string or an object",
+    "draft_model": "a string, an object or null",
     "device": "'webgpu', 'wasm', 'auto' or null",
     "capture": "'tape', 'ort', 'off' or null",
     "stall_timeout": "a number or null",

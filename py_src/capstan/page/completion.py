@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._js import host_calls
 from ..errors import OptionError, PromptError
+from ..fallback import fall_back
 from ..generation.answer import AnswerStream
 from ..generation.generator import Generator
 from ..generation.generator_params import GeneratorParams
@@ -106,6 +107,9 @@ def generator_params(model: Model, request: RunRequest) -> GeneratorParams:
     params.set_search_options(**{**model.facts.search, **searched(request)})
     if (drafting := request.get("speculation")) is not None:
         params.set_speculation(Speculation(**drafting))
+    elif params.speculation is not None and request.get("log_probabilities") is not None:
+        fall_back("speculation", "log probabilities wait for the logits of each token", "each step picks one token")
+        params.set_speculation(None)
     if (guidance := request.get("guidance")) is not None:
         params.set_guidance(**guidance)
     for name in ("batch_size", "num_beams"):

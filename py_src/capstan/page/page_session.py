@@ -27,8 +27,8 @@ from .requests import ConversationRequest, ModelFolder, ModelRequest
 
 __all__ = ["CHAT_LENGTH", "PageSession", "chat_length", "folder_of"]
 
-Key = tuple[str | HubRepository, PageOptions]
-"""A model's folder and the options of its load."""
+Key = tuple[str | HubRepository, str | HubRepository | None, PageOptions]
+"""A model's folder, its draft model's and the options of its load."""
 
 UNASKED = 0.25
 """Seconds without a request until a decode step is recorded: a program requests immediately, a person types."""
@@ -66,7 +66,9 @@ class PageSession:
         If the request is cancelled meanwhile, loading continues: work on the GPU cannot be cancelled, and the next
         request for the same model finds it loaded.
         """
-        key = folder_of(request["model"]), taken(PageOptions, request)
+        draft = request.get("draft_model")
+        folders = folder_of(request["model"]), None if draft is None else folder_of(draft)
+        key = (*folders, taken(PageOptions, request))
         await self.load_ended()
         if self.loaded is not None:
             if self.loaded[0] == key and self.loaded[1].healthy() and not self.idle.distrusted:
@@ -89,7 +91,7 @@ class PageSession:
 
     async def load(self, key: Key, stall_timeout: float | None, max_length: int | None) -> Model:
         """Load a model and keep it as the loaded one."""
-        folder, asked = key
+        folder, draft_model, asked = key
         size: int | None = None
 
         def progress(what: str, done: int, total: int) -> None:
@@ -107,6 +109,7 @@ class PageSession:
             model = await Model.load(
                 folder,
                 **asked,
+                draft_model=draft_model,
                 max_length=max_length,
                 stall_timeout=stall_timeout,
                 progress=progress,

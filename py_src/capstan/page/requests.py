@@ -73,6 +73,8 @@ class ModelRequest(RequestOptions, AdaptedOptions):
     """The model of a request and its options."""
 
     model: ModelFolder
+    draft_model: NotRequired[ModelFolder | None]
+    """A smaller model of the same vocabulary, which drafts tokens that the model verifies; null for none."""
 
 
 class RunRequest(ModelRequest, SequenceOptions, AnswerOptions):

@@ -21,7 +21,11 @@ SPECULATION_OPTIONS = (
         help="draft the tokens that followed the last N tokens earlier, and verify them in one step: 2 to 16",
     ),
     Option.integer(
-        "max_draft_tokens", 1, MAX_DRAFTS, flag="draft-tokens", help="drafts of a step with --speculate: 1 to 16"
+        "max_draft_tokens",
+        1,
+        MAX_DRAFTS,
+        flag="draft-tokens",
+        help="drafts of a step with --speculate or --draft-model: 1 to 16",
     ),
 )
 """The options that are also flags of the command line."""

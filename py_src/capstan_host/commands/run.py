@@ -87,6 +87,11 @@ def add_shared_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentG
         f"(default: {SMOLLM2.title}, which is downloaded once)",
     )
     add_hub_arguments(model)
+    model.add_argument(
+        "--draft-model",
+        metavar="PLACE",
+        help="a smaller model of the same vocabulary: it drafts tokens, of which the model verifies several in one step",
+    )
     dtype = "which graph of a repository (default: one that suits the adapter)"
     model.add_argument("--dtype", choices=sorted(DTYPES), help=dtype)
     model.add_argument("--adapter", metavar="FILE", help="run the model with this LoRA adapter (.onnx_adapter)")
@@ -141,6 +146,9 @@ def check(args: argparse.Namespace) -> None:
     args.request = {"model": None, "search": read_search(args), **read_options(args), **asked}
     if args.model is not None:
         args.request["model"] = hub or mounted(Path(args.model), args)
+    if args.draft_model is not None:
+        draft = repository(args.draft_model, args.hub, None)
+        args.request["draft_model"] = draft or served(check_place(Path(args.draft_model)), args)
 
 
 def read_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -152,7 +160,8 @@ def read_options(args: argparse.Namespace) -> dict[str, Any]:
 
 def check_speech(args: argparse.Namespace) -> None:
     """Like `check`, for a model that hears or speaks: `args.request` becomes a list of requests."""
-    ours = {name: getattr(args, name) for name in ("prompt", "prompt_ids", "raw", "system", "image", "chat", "trace")}
+    names = ("prompt", "prompt_ids", "raw", "system", "image", "chat", "trace", "draft_model")
+    ours = {name: getattr(args, name) for name in names}
     others = {name: value for name, value in ours.items() if value not in (None, False)}
     search = {name: value for name, value in read_search(args).items() if name != "do_sample"}
     given = {**others, **search, **read_options(args)}
@@ -166,6 +175,11 @@ def mounted(path: Path, args: argparse.Namespace) -> str:
     model = check_place(path)
     if args.chat or args.system is not None:
         check_chat_template(model)
+    return served(model, args)
+
+
+def served(model: Path, args: argparse.Namespace) -> str:
+    """Add a model to the models to serve, and return its address in the page."""
     args.served.insert(0, model)
     [name] = mounts([model])
     mounts(args.served)
@@ -273,8 +287,12 @@ def read_speculation(args: argparse.Namespace) -> dict[str, Any]:
                 given[option.name] = option.read(value)
             except OptionError as error:
                 raise CommandError(f"{option.argument}: {error}") from None
-    if given and args.ngram_size is None:
-        raise CommandError("--draft-tokens is given and --speculate is not: give both, as in --speculate 3")
+    if args.draft_model is not None and args.ngram_size is not None:
+        raise CommandError("--draft-model and --speculate were both given: drafts come from one of them")
+    if given and args.ngram_size is None and args.draft_model is None:
+        raise CommandError(
+            "--draft-tokens is given, but neither --speculate nor --draft-model: give one, as in --speculate 3"
+        )
     return {"speculation": given} if given else {}
 
 

@@ -11,7 +11,15 @@ import { Reranker, type RerankerOptions } from "./reranker";
 import { asCapstanError, refused } from "../wire/errors";
 import { flag, type Kinds, listOf, millisecondsAboveZero, read, shown, text } from "./kinds";
 import { ask, loadInWorker, pageAddress, WORKER_KINDS, type WorkerOptions } from "./load_in_worker";
-import { chatRequest, completeRequest, loadRequest, messageList, modelFolder, MODEL_KINDS } from "./options";
+import {
+  chatRequest,
+  completeRequest,
+  draftFolder,
+  loadRequest,
+  messageList,
+  modelFolder,
+  MODEL_KINDS,
+} from "./options";
 import { tokenizerRequest } from "./options";
 import type { ChatOptions, ModelOptions, RunOptions } from "./options";
 import { fits, type Fit, type FitOptions, models, type Models } from "./stored_models";
@@ -198,6 +206,7 @@ export class Capstan {
     const options = readOptions("the options", given, LOAD_KINDS);
     options.signal?.throwIfAborted();
     const folder = reading("the model", () => modelFolder(model, options, pageAddress()));
+    if (options.draftModel !== undefined) options.draftModel = draftFolder(options, pageAddress());
     const { cancelDeadline, trace } = options;
     const shared = await sharedName(folder, options);
     const start: StartOptions = {

@@ -37,6 +37,11 @@ export interface ModelOptions extends ModelPageOptions, GeneratorOptions {
   /** For a hub's private repositories; it goes to the hub alone. */
   token?: string;
   /**
+   * A smaller model of the same vocabulary: a hub's id, or the address of a folder or file. It drafts tokens, of which the
+   * model verifies several in one step; the answers are those of the model alone.
+   */
+  draftModel?: string | HubRepository;
+  /**
    * Tokens that the longest conversation may have, prompt and answer together; runs have no more unless they say so. A load
    * whose caches have no room for them is refused before any weight is fetched.
    */
@@ -108,7 +113,9 @@ export const messageList = listOf("objects with role and content", object);
 /** The kinds of the options of a model's place. */
 export const PLACE_KINDS = { hub: orNull(text), revision: text, token: text };
 /** The kinds of ModelOptions. */
-export const MODEL_KINDS: Kinds = { ...PLACE_KINDS, ...PAGE_KINDS, ...GENERATOR_KINDS, maxLength: number };
+export const MODEL_KINDS: Kinds = {
+  ...{ ...PLACE_KINDS, ...PAGE_KINDS, ...GENERATOR_KINDS, maxLength: number, draftModel: either(text, object) },
+};
 const REPOSITORY = /^[\w.-]+\/[\w.-]+(:[^?#]+\.gguf)?$/i;
 /** The hub of ids without another, as capstan.model_files.hub.HUGGING_FACE. */
 export const HUGGING_FACE = "https://huggingface.co";
@@ -146,6 +153,13 @@ export function modelFolder(model: ModelFolder, options: ModelOptions, page: str
   return modelAddress(address(model, "the model", page));
 }
 
+/** The draft model as the worker knows it; its id is of the model's hub, on the main branch. */
+export function draftFolder({ draftModel, hub }: ModelOptions, page: string): string | HubRepository {
+  const folder = modelFolder(draftModel!, hub === undefined ? {} : { hub }, page);
+  if (typeof folder === "string" || "repository" in folder) return folder;
+  throw refused("draftModel was picked; it must be an address or a hub's id");
+}
+
 function address(text: string, what: string, page: string): string {
   let found: URL;
   try {
@@ -172,7 +186,9 @@ export function requested<Asked>(options: object, kinds: Kinds): Asked {
 }
 
 function modelRequest(model: ModelFolder, options: ModelOptions): ModelRequest {
-  return { model, ...requested<AdaptedOptions>(options, { ...PAGE_KINDS, ...GENERATOR_KINDS }) };
+  const { draftModel } = options;
+  const draft = draftModel === undefined ? {} : { draft_model: draftModel };
+  return { model, ...draft, ...requested<AdaptedOptions>(options, { ...PAGE_KINDS, ...GENERATOR_KINDS }) };
 }
 
 function shared(model: ModelFolder, options: ModelOptions, run: RunOptions): Shared {
