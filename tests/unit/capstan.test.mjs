@@ -219,7 +219,7 @@ test("options are the worker's search options, and drawing ones have tokens draw
   });
   assert.deepEqual([chat.dtype, chat.device, chat.run_ahead], ["q4", "wasm", 4]);
   assert.deepEqual([chat.recoveries, chat.prefix_cache, chat.disable_file_mapped_weights], [0, 64, true]);
-  assert.equal(chat.draft_model, "http://page.test/models/small/");
+  assert.equal(chat.draft_model, "http://page.test/folder/models/small/");
   assert.deepEqual([chat.max_new_tokens, chat.max_length], [9, 30]);
   assert.deepEqual(greedy.search, { repetition_penalty: 1.1, do_sample: false, min_length: 2, max_length: 20 });
   assert.deepEqual([greedy.prompt, greedy.prompt_ids], [null, [7, 8]]);
