@@ -1,15 +1,17 @@
 """Tokens a second without and with speculation, in one run. It runs in the page:
 
-usage: python3 build.py exec benches/speculation.py --model FOLDER -- [--device webgpu|wasm] [--tokens N] [--rounds N]
-       [--drafts N,...] [--ngram N] [--random] [--software]
+usage: python3 build.py exec benches/speculation.py --model FOLDER [--model DRAFT ...] -- [--device webgpu|wasm]
+       [--tokens N] [--rounds N] [--drafts N,...] [--ngram N] [--random] [--software]
 
-Each case is generated without speculation, with it, and with every step drafted (`always`), by turns. The cases are
-chats: a text to repeat with one word changed, a program to rename in, a story, and that story drawn by temperature,
+Each case is generated without speculation, with it, and with every step drafted (`always`), by turns. Drafts are found
+in the text; or each DRAFT, a model of the same vocabulary, drafts for FOLDER, which is loaded again for each. The cases
+are chats: a text to repeat with one word changed, a program to rename in, a story, and that story drawn by temperature,
 top-k and top-p. With --random, for weights without meaning, they are greedy picks among six tokens, among all, and
-draws. With --software steps of several positions are taped on a software adapter, too. A line of JSON for each case and
-number of drafts: tokens a second (medians over the rounds, of the tokens after the first), their quotients, whether the
-ids are those without speculation, and what came of the drafts. Times of a first use (a tape is recorded for each number
-of drafts) are told apart.
+draws; shapes/make_shape.py makes draft models of which a given share of drafts is right. With --software steps of
+several positions are taped on a software adapter, too. A line of JSON for each case and number of drafts: tokens a
+second (medians over the rounds, of the tokens after the first), their quotients, whether the ids are those without
+speculation, and what came of the drafts. Times of a first use (a tape is recorded for each number of drafts) are told
+apart.
 """
 
 import argparse
@@ -124,49 +126,53 @@ async def main(folders):
     parser.add_argument("--random", action="store_true")
     parser.add_argument("--software", action="store_true")
     args = parser.parse_args()
-    [folder] = folders.values()
+    large, *drafts = folders.values()
     # On a software adapter steps of several positions are taped only with this option.
     passes = tuple(name for name in PASSES if name not in ("direct", "prefill")) if args.software else None
-    model = await capstan.Model.load(folder, device=args.device, passes=passes)
-    print(model.adapter, file=sys.stderr)
-    for most in map(int, args.drafts.split(",")):
-        ways = {
-            "plain": None,
-            "speculated": capstan.Speculation(args.ngram, most),
-            "always": capstan.Speculation(args.ngram, most, always=True),
+    for draft in drafts or [None]:
+        given = {"device": args.device, "capture": "tape", "passes": passes}
+        model = await capstan.Model.load(large, **given, draft_model=draft)
+        print(model.adapter, file=sys.stderr)
+        for most in map(int, args.drafts.split(",")):
+            await measure(model, most, None if draft else args.ngram, args)
+        await model.aclose()
+
+
+async def measure(model, most, size, args):
+    """Print a line for each case with `most` drafts, found after the last `size` tokens, or by the draft model."""
+    ways = {
+        "plain": None,
+        "speculated": capstan.Speculation(size, most),
+        "always": capstan.Speculation(size, most, always=True),
+    }
+    for name, (prompt, options) in cases_of(model, args.random).items():
+        speeds = {way: [] for way in ways}
+        ids, stats, began = {}, {}, {}
+        for number in range(args.rounds + 1):
+            for way, speculation in ways.items():
+                found = await generated(model, prompt, options, speculation, args.tokens)
+                if number:
+                    speeds[way].append(found[0])
+                else:
+                    began[way] = round(found[3], 1)
+                ids[way], stats[way] = found[1:3]
+        rates = {way: statistics.median(found) for way, found in speeds.items()}
+        same = {way: equal_up_to(ids[way], ids["plain"]) for way in ("speculated", "always")}
+        line = {
+            "case": name,
+            "drafts": most,
+            "by": None if model.draft_model is None else model.draft_model.folder,
+            "prompt": len(prompt),
+            "tokens": len(ids["plain"]),
+            "tokens a second": {way: round(rate, 1) for way, rate in rates.items()},
+            "speculated over plain": round(rates["speculated"] / rates["plain"], 3),
+            "always over plain": round(rates["always"] / rates["plain"], 3),
+            "equal ids up to": same,
+            "speculated": told(stats["speculated"]),
+            "always": told(stats["always"]),
+            "ms to the first token of the first use": began,
         }
-        for name, (prompt, options) in cases_of(model, args.random).items():
-            speeds = {way: [] for way in ways}
-            ids, stats, began = {}, {}, {}
-            for number in range(args.rounds + 1):
-                for way, speculation in ways.items():
-                    found = await generated(model, prompt, options, speculation, args.tokens)
-                    if number:
-                        speeds[way].append(found[0])
-                    else:
-                        began[way] = round(found[3], 1)
-                    ids[way], stats[way] = found[1:3]
-            rates = {way: statistics.median(found) for way, found in speeds.items()}
-            same = {way: equal_up_to(ids[way], ids["plain"]) for way in ("speculated", "always")}
-            print(
-                json.dumps(
-                    {
-                        "case": name,
-                        "drafts": most,
-                        "prompt": len(prompt),
-                        "tokens": len(ids["plain"]),
-                        "tokens a second": {way: round(rate, 1) for way, rate in rates.items()},
-                        "speculated over plain": round(rates["speculated"] / rates["plain"], 3),
-                        "always over plain": round(rates["always"] / rates["plain"], 3),
-                        "equal ids up to": same,
-                        "speculated": told(stats["speculated"]),
-                        "always": told(stats["always"]),
-                        "ms to the first token of the first use": began,
-                    }
-                ),
-                flush=True,
-            )
-    await model.aclose()
+        print(json.dumps(line), flush=True)
 
 
 await main(models)  # noqa: F704, F821  # given to scripts of the page

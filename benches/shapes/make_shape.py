@@ -1,13 +1,16 @@
 """Write a decoder of a well-known shape with random weights and float16 activations, for timing on a GPU host.
 
-usage: make_shape.py SHAPE OUT TOKENIZER_FOLDER BUILDER.py [CONTEXT]     needs torch, transformers, onnx_ir; no network
+usage: make_shape.py SHAPE OUT TOKENIZER_FOLDER BUILDER.py [CONTEXT [RIGHT]]
+needs torch, transformers, onnx_ir; no network
 
-SHAPE is smollm2-135m, qwen2.5-0.5b, qwen3-0.6b, qwen3-1.7b, qwen3-4b, llama-3.2-1b, llama-3.2-3b, llama-3.1-8b or
-gemma3-1b, with int4 weights in symmetric blocks of 32, or one of these with -f16 after it, with float16 weights, or
-with -k-quant-mixed, with int4 and int8 weights as the builder's int4_algo_config=k_quant_mixed chooses them. BUILDER.py
-is onnxruntime_genai/models/builder.py of the onnxruntime-genai wheel; TOKENIZER_FOLDER's tokenizer is put beside the
-model, whose ids it does not match: time it with token ids. CONTEXT is 4096 tokens unless given. Everything else is the
-builder's default, accuracy_level 4 too.
+SHAPE is smollm2-135m, qwen2.5-0.5b, llama-0.5b (its sizes with Llama 3's vocabulary), qwen3-0.6b, qwen3-1.7b, qwen3-4b,
+llama-3.2-1b, llama-3.2-3b, llama-3.1-8b or gemma3-1b, with int4 weights in symmetric blocks of 32, or one of these with
+-f16 after it, with float16 weights, or with -k-quant-mixed, with int4 and int8 weights as the builder's
+int4_algo_config=k_quant_mixed chooses them. BUILDER.py is onnxruntime_genai/models/builder.py of the onnxruntime-genai
+wheel; TOKENIZER_FOLDER's tokenizer is put beside the model, whose ids it does not match: time it with token ids.
+CONTEXT is 4096 tokens unless given. Everything else is the builder's default, accuracy_level 4 too. Greedy picks depend
+on the last id alone, and are the same in all shapes of a vocabulary; with RIGHT, for a draft model, only for this share
+of the ids.
 
 The builder would take ten minutes for all layers of qwen3-4b or llama-3.1-8b. It makes three, and the middle one is
 repeated (repeated_layers.py). Qwen3-4B ties its embeddings: the builder's default writes them twice even so, as here.
@@ -25,6 +28,7 @@ from typing import Any
 
 import torch
 from repeated_layers import repeat_layers
+from successors import successors
 from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
@@ -62,6 +66,17 @@ SHAPES: dict[str, tuple[tuple[Any, Any], dict[str, Any]]] = {
             "num_key_value_heads": 2,
             "vocab_size": 151936,
             "use_sliding_window": False,
+        },
+    ),
+    "llama-0.5b": (
+        LLAMA,
+        {
+            "hidden_size": 896,
+            "intermediate_size": 4864,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 14,
+            "num_key_value_heads": 2,
+            "vocab_size": 128256,
         },
     ),
     "qwen3-0.6b": (
@@ -200,6 +215,7 @@ SHARE = 3.0
 def main() -> int:
     shape, out, tokenizer, builder = sys.argv[1:5]
     context = int(next(iter(sys.argv[5:]), CONTEXT))
+    right = float(next(iter(sys.argv[6:]), 1.0))
     ending = next(ending for ending in WEIGHTS if shape.endswith(ending))
     precision, more = WEIGHTS[ending]
     torch.manual_seed(0)
@@ -225,7 +241,7 @@ def main() -> int:
         with torch.device(device):
             model = make_model(config)
         # Each layer adds to the sum at random: so many times the layers add the root of it.
-        separate(model, SHARE * (built / layers) ** 0.5)
+        separate(model, SHARE * (built / layers) ** 0.5, right)
         model.to("cpu").save_pretrained(folder)
         for file in Path(tokenizer).glob("tokenizer*"):
             shutil.copy(file, folder)
@@ -242,12 +258,12 @@ def main() -> int:
     return 0
 
 
-def separate(model: Any, share: float) -> None:
+def separate(model: Any, share: float, right: float) -> None:
     """Make greedy picks unambiguous: the logits of purely random weights nearly tie, and any rounding decides.
 
-    The output layer's rows are those of the embedding in another order, so that the next id is a fixed permutation of
-    the last one's; what the layers add is scaled to `share` times the embedding, which leaves a wide margin to rounding
-    and none to an operation that is wrong.
+    The output layer's rows are those of the embedding in another order, so that the next id is the last one's successor
+    (successors.py, also for `right`); what the layers add is scaled to `share` times the embedding, which leaves a wide
+    margin to rounding and none to an operation that is wrong.
     """
     embedding = model.get_input_embeddings().weight
     seen: list[torch.Tensor] = []
@@ -266,7 +282,7 @@ def separate(model: Any, share: float) -> None:
             else:
                 layer.self_attn.o_proj.weight.mul_(share / float(added))
                 layer.mlp.down_proj.weight.mul_(share / float(added))
-        order = torch.randperm(embedding.shape[0], device=embedding.device)
+        order = torch.from_numpy(successors(embedding.shape[0], right)).to(embedding.device)
         model.get_output_embeddings().weight[order] = embedding
 
 

@@ -216,7 +216,7 @@ def fill(folder: Path, own: dict[str, Path], given: dict[str, Path], without: Se
     quiet = shutil.ignore_patterns("__pycache__")
     for name in ("page", "runner"):
         shutil.copytree(ROOT / "benches" / name, folder / "benches" / name, ignore=quiet)
-    for name in ("README.md", "shapes/make_shape.py", "shapes/repeated_layers.py"):
+    for name in ("README.md", "shapes/make_shape.py", "shapes/repeated_layers.py", "shapes/successors.py"):
         shutil.copy(ROOT / "benches" / name, folder)
     for name in ("capstan", "capstan_host"):
         shutil.copytree(ROOT / "py_src" / name, folder / "py_src" / name, ignore=quiet)

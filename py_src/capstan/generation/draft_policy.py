@@ -78,11 +78,8 @@ class DraftPolicy(SpeculationPolicy):
 
     def _imagine(self, ids: tuple[int, ...]) -> None:
         self.stats.plain += len(ids)
-        self._model_worth.passed(len(ids))
-
-    def discarded(self) -> None:
-        super().discarded()
-        self._abreast = False
+        if self._verifier is not None:
+            self._model_worth.passed(len(ids))
 
     async def close(self) -> None:
         await self._draft.close()

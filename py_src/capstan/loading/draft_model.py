@@ -28,11 +28,12 @@ class Opened(Protocol):
 
 def draft_options(options: LoadOptions, device: str) -> LoadOptions:
     """The options with which a draft model is loaded to the `device` of its model: those of the model, except the ones
-    that are about the model's own files and length.
+    that are about the model's own files and length. Its step is taped unless the caller says otherwise, whatever its
+    configuration requests: drafts are made in the submit that verifies them.
     """
     own = ("draft_model", "dtype", "overlay", "graphs", "max_length", "on_found", "prefix_cache")
     kept = {name: value for name, value in options.items() if name not in own}
-    return taken(LoadOptions, {**kept, "device": device, "hears": False})
+    return taken(LoadOptions, {"capture": "tape", **kept, "device": device, "hears": False})
 
 
 def require_draft_model(model: Opened, draft: Opened) -> None:

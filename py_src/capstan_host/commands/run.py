@@ -90,7 +90,7 @@ def add_shared_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentG
     model.add_argument(
         "--draft-model",
         metavar="PLACE",
-        help="a smaller model of the same vocabulary: it drafts tokens, of which the model verifies several in one step",
+        help="a smaller model of the same vocabulary: it drafts tokens, which the model verifies",
     )
     dtype = "which graph of a repository (default: one that suits the adapter)"
     model.add_argument("--dtype", choices=sorted(DTYPES), help=dtype)
