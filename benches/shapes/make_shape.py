@@ -3,14 +3,14 @@
 usage: make_shape.py SHAPE OUT TOKENIZER_FOLDER BUILDER.py [CONTEXT [RIGHT]]
 needs torch, transformers, onnx_ir; no network
 
-SHAPE is smollm2-135m, qwen2.5-0.5b, llama-0.5b (its sizes with Llama 3's vocabulary), qwen3-0.6b, qwen3-1.7b, qwen3-4b,
-llama-3.2-1b, llama-3.2-3b, llama-3.1-8b or gemma3-1b, with int4 weights in symmetric blocks of 32, or one of these with
--f16 after it, with float16 weights, or with -k-quant-mixed, with int4 and int8 weights as the builder's
-int4_algo_config=k_quant_mixed chooses them. BUILDER.py is onnxruntime_genai/models/builder.py of the onnxruntime-genai
-wheel; TOKENIZER_FOLDER's tokenizer is put beside the model, whose ids it does not match: time it with token ids.
-CONTEXT is 4096 tokens unless given. Everything else is the builder's default, accuracy_level 4 too. Greedy picks depend
-on the last id alone, and are the same in all shapes of a vocabulary; with RIGHT, for a draft model, only for this share
-of the ids.
+SHAPE is smollm2-135m, qwen2.5-0.5b, llama-0.5b (its sizes with Llama 3's vocabulary), llama-0.5b-shallow (6 layers of
+llama-3.2-1b), qwen3-0.6b, qwen3-1.7b, qwen3-4b, llama-3.2-1b, llama-3.2-3b, llama-3.1-8b or gemma3-1b, with int4
+weights in symmetric blocks of 32, or one of these with -f16 after it, with float16 weights, or with -k-quant-mixed,
+with int4 and int8 weights as the builder's int4_algo_config=k_quant_mixed chooses them. BUILDER.py is
+onnxruntime_genai/models/builder.py of the onnxruntime-genai wheel; TOKENIZER_FOLDER's tokenizer is put beside the
+model, whose ids it does not match: time it with token ids. CONTEXT is 4096 tokens unless given. Everything else is the
+builder's default, accuracy_level 4 too. Greedy picks depend on the last id alone, and are the same in all shapes of a
+vocabulary; with RIGHT, for a draft model, only for this share of the ids.
 
 The builder would take ten minutes for all layers of qwen3-4b or llama-3.1-8b. It makes three, and the middle one is
 repeated (repeated_layers.py). Qwen3-4B ties its embeddings: the builder's default writes them twice even so, as here.
@@ -76,6 +76,17 @@ SHAPES: dict[str, tuple[tuple[Any, Any], dict[str, Any]]] = {
             "num_hidden_layers": 24,
             "num_attention_heads": 14,
             "num_key_value_heads": 2,
+            "vocab_size": 128256,
+        },
+    ),
+    "llama-0.5b-shallow": (
+        LLAMA,
+        {
+            "hidden_size": 2048,
+            "intermediate_size": 8192,
+            "num_hidden_layers": 6,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
             "vocab_size": 128256,
         },
     ),

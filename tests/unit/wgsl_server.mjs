@@ -25,7 +25,7 @@ function modules(make) {
   return { codes };
 }
 
-const DRAFTS = ["draft", "drafterStart", "drafterPicks"];
+const DRAFTS = ["draft", "drafterStart", "drafterPair", "drafterPicks"];
 
 /** `has` names optional bindings that this operation has; `written` is a template outside of the rooms. */
 function answered({ sampler, spans, written, bitcasts = true, has = [], ...text }) {

@@ -308,9 +308,9 @@ GENERATION = (
     Mutation(
         "draft_model.refused",
         "web/src/worker/shaders/sampler/drafter_start.wgsl",
-        "drafter_state[0] = length;",
-        "drafter_state[0] = max(length, drafter_state[0]);",
-        "refused drafts stay in the draft model's sequence",
+        "drafter_inputs[0] = known(sequence_token(0u, last - 1u));",
+        "drafter_inputs[0] = 0u;",
+        "the last draft of a step that accepted all is missing in the draft model's cache",
         browser("speculation::test_drafts_of_a_model_are_verified_in_the_same_submit"),
     ),
     Mutation(

@@ -182,7 +182,8 @@ export class Sampling implements SamplingCalls {
   /**
    * Submit `steps` steps of a tape over `positions` positions in one command buffer: each finds drafts, runs, and picks at
    * each position in turn. `length` is what the valid positions are at most before the first, `cursor` the ring index of
-   * its first pick, `drafterTape` the step of the draft model, or 0. Resolves as `burst` does, with `positions` ids a step.
+   * its first pick. `pairTape` and `drafterTape` are the draft model's steps over two tokens and over one, or 0. Resolves
+   * as `burst` does, with `positions` ids a step.
    */
   draftedBurst(
     tape: number,
@@ -191,16 +192,17 @@ export class Sampling implements SamplingCalls {
     positions: number,
     length: number,
     cursor: number,
+    pairTape: number,
     drafterTape: number,
   ): Promise<Float64Array> {
     const played = this.tapes.playable(tape);
-    const drafter = drafterTape ? this.tapes.playable(drafterTape) : null;
+    const [pair, one] = [pairTape, drafterTape].map((handle) => (handle ? this.tapes.playable(handle) : null));
     const held = this.samplers.get(sampler);
     const step = TracedStep.begin(this.watched);
     for (let valid = length; valid < length + steps * positions; valid += positions) {
       held.sampler.encodeDrafted(
         () => step.pass,
-        (picks) => drafter!.encode(step, valid + picks),
+        (picks) => (picks === 0 ? pair! : one!).encode(step, valid + picks),
         () => played.encode(step, valid + positions),
       );
     }

@@ -53,6 +53,9 @@ IN_FLIGHT = {False: 4, True: 2}
 On an H200 a burst takes 6 ms. About 10 ms pass from its ids being readable until the next burst is ready for the GPU.
 """
 
+PAIR = Speculation(max_draft_tokens=1)
+"""The drafting of a draft model's steps over two tokens."""
+
 AFTER_FIRST = 4
 """Most picks of the burst that is queued right after a prompt's first pick. A hardware adapter accepts this number
 while it computes the prompt. A software adapter gets none: it would compute them on the CPU that reads the first pick
@@ -268,10 +271,22 @@ class WebGpuDecoder(SampledRows, SampledRow):
 
     async def prepare_drafts(self, options: Speculation, drafter: RowDecoder | None = None) -> str | None:
         self._require_open()
-        self._drafter = cast("WebGpuDecoder | None", drafter)
-        if self._drafter is not None and self._drafter.capture != "tape":
-            return f"a step of the draft model has no tape: {self._drafter.capture_note}"
-        picks = None if self._drafter is None else self._drafter._sampler
+        self._drafter = one = cast("WebGpuDecoder | None", drafter)
+        if one is not None and (reason := await one.prepare_picks()) is not None:
+            return f"the draft model: {reason}"
+        return await self._prepared(options, None if one is None else one._sampler)
+
+    async def prepare_picks(self) -> str | None:
+        """Prepare the steps of a draft model, of which the first of each drafted step runs two tokens; returns the
+        reason if there are none.
+        """
+        reason = await self._prepared(PAIR, None)
+        # The sampler's memory may have another program's words.
+        self._sampler.follow([], 0, 0)
+        return reason
+
+    async def _prepared(self, options: Speculation, picks: RowSampler | None) -> str | None:
+        """Prepare drafted steps that find their drafts, or take the `picks` of a draft model."""
         self._preparing = asyncio.ensure_future(self._drafted.prepare(options, picks))
         reason = await to_its_end(self._preparing)
         self._require_open()
@@ -284,8 +299,8 @@ class WebGpuDecoder(SampledRows, SampledRow):
             raise ValueError("drafts were given, but this device finds drafts itself: give None")
         most = steps * self._drafted.positions
         self.buffers.make_room(runs.length - 1, most + 1)
-        drafter_tape = 0 if self._drafter is None else self._drafter.draft(most, runs.length)
-        burst = self._drafted.submit(steps, runs.length, runs.cursor, drafter_tape)
+        drafter = (0, 0) if self._drafter is None else self._drafter.draft(most, runs.length)
+        burst = self._drafted.submit(steps, runs.length, runs.cursor, drafter)
         runs.cursor += most
         # The upper bound: `_accepted` subtracts the refused drafts when the burst is read.
         runs.length += most
@@ -293,16 +308,17 @@ class WebGpuDecoder(SampledRows, SampledRow):
         self._steps += steps
         return self._accepted(burst, most)
 
-    def draft(self, steps: int, length: int) -> int:
+    def draft(self, steps: int, length: int) -> tuple[int, int]:
         """Make room for `steps` steps of a draft model after at most `length` positions of the sequence that it
-        follows; returns the tape of its step. The device sets the inputs, and its positions become invalid.
+        follows; returns the tapes of its steps over two tokens and over one. The device sets the inputs, and the place
+        in the sequence is unknown until the next `prefill`.
         """
         runs = self.runs
         runs.before_steps(length + steps)
-        self.buffers.make_room(length - 1, steps + 1)
+        self.buffers.make_room(length - 2, steps + 2)
         runs.length, runs.mask_bound = length + steps, None
         self._steps += steps
-        return self._step.tape
+        return self._drafted.tape, self._step.tape
 
     async def _accepted(self, waiting: Awaitable[Burst], most: int) -> Burst:
         burst = await waiting

@@ -40,6 +40,11 @@ class DraftedSteps:
         return self._tape().buffers.positions
 
     @property
+    def tape(self) -> int:
+        """The tape over all positions."""
+        return self._tape().tape
+
+    @property
     def report(self) -> dict[str, str]:
         """See RowDecoder.tape_passes."""
         return {} if self._made is None else {"drafts": self._made.report}
@@ -60,13 +65,13 @@ class DraftedSteps:
         self._sampler.set_drafts(drafting, buffers.input_ids, buffers.logits, drafter)
         return None
 
-    def submit(self, steps: int, length: int, cursor: int, drafter_tape: int) -> Awaitable[Burst]:
+    def submit(self, steps: int, length: int, cursor: int, drafter: tuple[int, int]) -> Awaitable[Burst]:
         """Queue `steps` steps. The sequence has at most `length` positions; its last pick is in the ring before
-        `cursor`. `drafter_tape` is the tape of the draft model's step, 0 without one.
+        `cursor`. `drafter` are the tapes of the draft model's steps over two tokens and over one, 0 without one.
         """
         made = self._tape()
         positions, sampler = made.buffers.positions, self._sampler.handle
-        numbers = self._engine.drafted_burst(made.tape, sampler, steps, positions, length, cursor, drafter_tape)
+        numbers = self._engine.drafted_burst(made.tape, sampler, steps, positions, length, cursor, *drafter)
         return _burst(numbers, positions)
 
     async def release(self) -> None:

@@ -326,16 +326,24 @@ class GpuSampling(GpuAdapter, Protocol):
 
     def set_drafts(self, sampler: int, input_ids: int, logits: int, positions: int, drafter: int = 0) -> None:
         """Let steps find drafts, for a tape over `positions` positions with these buffers of ids and logits; with the
-        draft model's sampler `drafter`, let them take its picks as drafts. Called again after each change of the
-        sampler's program.
+        draft model's sampler `drafter`, which has drafts over 2 positions, let them take its picks as drafts. Called
+        again after each change of the sampler's program.
         """
 
     def drafted_burst(
-        self, tape: int, sampler: int, steps: int, positions: int, length: int, cursor: int, drafter_tape: int = 0
+        self,
+        tape: int,
+        sampler: int,
+        steps: int,
+        positions: int,
+        length: int,
+        cursor: int,
+        pair_tape: int = 0,
+        drafter_tape: int = 0,
     ) -> Awaitable[Sequence[float]]:
         """As `burst`, for drafted steps over a tape of `positions` positions. Each step gives `positions` ids, with
         0xFFFFFFFE for a position without a pick. `length` is the largest possible length of the sequence. With a draft
-        model, each step first plays that model's tape `positions` times.
+        model, each step first plays that model's tapes: over the last two tokens, then over each pick but the last.
         """
 
     def make_beam_search(self, spec: BeamSpec) -> int: ...

@@ -42,7 +42,7 @@ export interface SamplerTargets {
 
 /**
  * The buffers of a step with drafts: input ids, int64 [positions], and logits [positions, vocab]; and the sampler of the
- * draft model whose picks are the drafts, null if they are found in the sequence.
+ * draft model whose picks are the drafts, null if they are found in the sequence. That sampler has steps of 2 positions.
  */
 export interface DraftTargets {
   inputIds: GPUBuffer;
@@ -80,7 +80,7 @@ export class Sampler {
   private bindGroups = new Map<string, GPUBindGroup>();
   private plan: Plan = [];
   private program: SamplerProgram | null = null;
-  private drafts: (DraftTargets & { start: Plan; find: Plan; pick: Plan }) | null = null;
+  private drafts: (DraftTargets & { start: Plan; pair: Plan; find: Plan; pick: Plan }) | null = null;
 
   /**
    * Makes every buffer it will use, but those that a program needs. Throws RangeError where a target does not fit.
@@ -156,20 +156,20 @@ export class Sampler {
     const { state } = this.targets;
     const found = [state, inputIds, this.memory] as const;
     const pick = this.planned(program, logits, positions);
-    const other = targets.drafter?.targets;
-    if (other === undefined) {
-      this.drafts = { ...targets, start: [], find: single("draft", vocab, ...found), pick };
+    if (targets.drafter === null) {
+      this.drafts = { ...targets, start: [], pair: [], find: single("draft", vocab, ...found), pick };
       return;
     }
-    if (other.rows !== 1 || other.ringCapacity < positions) {
+    const { targets: other, drafts: pair } = targets.drafter;
+    if (pair?.positions !== 2 || other.ringCapacity < positions) {
       throw new RangeError(
-        `sampler: a draft model with ${other.rows} rows and a ring of ${other.ringCapacity} ids cannot draft for ${positions} positions`,
+        `sampler: a draft model with steps of ${pair?.positions ?? 1} positions and a ring of ${other.ringCapacity} ids cannot draft for ${positions} positions`,
       );
     }
-    const others = [other.state, other.inputIds, other.mask, targets.drafter!.positions];
     this.drafts = {
       ...targets,
-      start: single("drafterStart", other.vocab, state, this.memory, ...others),
+      start: single("drafterStart", other.vocab, state, this.memory, other.state, pair.inputIds, other.mask),
+      pair: single("drafterPair", other.vocab, state, this.memory, other.state),
       find: single("drafterPicks", vocab, ...found, other.ring),
       pick,
     };
@@ -269,15 +269,17 @@ export class Sampler {
 
   /**
    * Encodes a step with drafts: finds them, `run`s the model over all positions, and picks at each in turn. With a draft
-   * model, `draft` runs it after that number of its picks in this step; the last run has no pick, it only fills caches.
+   * model, `draft` runs it after that number of its picks in this step: first over the last two tokens, then over its
+   * last pick.
    */
   encodeDrafted(passFor: () => GPUComputePassEncoder, draft: (picks: number) => void, run: () => void): void {
     const { drafts } = this;
     if (drafts === null) throw new Error("sampler: call setDrafts before encodeDrafted");
     this.encodePlan(drafts.start, passFor);
-    for (let picks = 0; drafts.drafter !== null && picks < drafts.positions; picks++) {
+    for (let picks = 0; drafts.drafter !== null && picks + 1 < drafts.positions; picks++) {
       draft(picks);
-      if (picks + 1 < drafts.positions) drafts.drafter.encodeApart(passFor);
+      this.encodePlan(picks === 0 ? drafts.pair : [], passFor);
+      drafts.drafter.encodePlan(picks === 0 ? drafts.drafter.drafts!.pick : drafts.drafter.plan, passFor);
     }
     this.encodePlan(drafts.find, passFor);
     run();

@@ -7,6 +7,7 @@ import blockMaxSource from "../shaders/sampler/block_max.wgsl";
 import blockSumsSource from "../shaders/sampler/block_sums.wgsl";
 import cutSource from "../shaders/sampler/cut.wgsl";
 import draftSource from "../shaders/sampler/draft.wgsl";
+import drafterPairSource from "../shaders/sampler/drafter_pair.wgsl";
 import drafterPicksSource from "../shaders/sampler/drafter_picks.wgsl";
 import drafterStartSource from "../shaders/sampler/drafter_start.wgsl";
 import drawSource from "../shaders/sampler/draw.wgsl";
@@ -41,6 +42,7 @@ const KERNELS = {
   ban: [sharedSource, banSource],
   draft: [sharedSource, draftSource],
   drafterStart: [sharedSource, drafterStartSource],
+  drafterPair: [sharedSource, drafterPairSource],
   drafterPicks: [sharedSource, drafterPicksSource],
   blockMax: [sharedSource, blockMaxSource],
   histogram: [sharedSource, prefixSource, cutSource, histogramSource],
@@ -70,8 +72,9 @@ const BINDINGS = {
   drafterStart: [
     ...SHARED,
     ...words("read-only-storage", "state", "memory"),
-    ...words("storage", "drafter_state", "drafter_inputs", "drafter_mask", "drafter_positions"),
+    ...words("storage", "drafter_state", "drafter_inputs", "drafter_mask"),
   ],
+  drafterPair: [...SHARED, ...words("read-only-storage", "state", "memory"), ...words("storage", "drafter_state")],
   drafterPicks: [
     ...SHARED,
     ...words("storage", "state", "inputs", "memory"),
@@ -87,7 +90,7 @@ const BINDINGS = {
 
 function kindOf(kernel: Kernel): keyof typeof BINDINGS {
   if (ENDS.has(kernel)) return "end";
-  if (kernel === "draft" || kernel === "drafterStart" || kernel === "drafterPicks") return kernel;
+  if (kernel in BINDINGS) return kernel as keyof typeof BINDINGS;
   return BEFORE.has(kernel) ? "before" : "pass";
 }
 

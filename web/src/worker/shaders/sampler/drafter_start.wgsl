@@ -1,7 +1,11 @@
-// Before the steps of a draft model in a drafted step: its state becomes that after all tokens of the sequence but the last, which is
-// the input of its first step. Its caches have that many positions from the steps before, and later ones of refused drafts.
+// Before the steps of a draft model in a drafted step. Its first step runs the sequence's last two tokens, since the first of them may be
+// a draft that it did not run on; its caches hold all tokens before these, and later ones of refused drafts.
 //
 // VOCAB is the draft model's. Its cursor begins at 0 in each drafted step. Dispatch: (1). After sampler.wgsl.
+
+fn known(token: u32) -> u32 {
+  return select(token, 0u, token >= VOCAB);
+}
 
 @compute @workgroup_size(WG)
 fn main(@builtin(local_invocation_index) thread: u32) {
@@ -11,17 +15,17 @@ fn main(@builtin(local_invocation_index) thread: u32) {
     drafter_mask[2u * i] = 0u;
     drafter_mask[2u * i + 1u] = 0u;
   }
-  if (thread != 0u || length == 0u) {
+  if (thread != 0u || length < 2u) {
     return;
   }
-  let token = sequence_token(0u, sequence_length(0u) - 1u);
-  drafter_state[0] = length;
-  drafter_state[1] = 0u;
-  drafter_state[2] = 0u;
-  drafter_inputs[0] = select(token, 0u, token >= VOCAB);
+  let last = sequence_length(0u) - 1u;
+  drafter_inputs[0] = known(sequence_token(0u, last - 1u));
   drafter_inputs[1] = 0u;
+  drafter_inputs[2] = known(sequence_token(0u, last));
+  drafter_inputs[3] = 0u;
   drafter_mask[2u * length - 2u] = 1u;
   drafter_mask[2u * length - 1u] = 0u;
-  drafter_positions[0] = length - 1u;
-  drafter_positions[1] = 0u;
+  drafter_state[0] = length - 1u;
+  drafter_state[1] = 0u;
+  drafter_state[2] = 0u;
 }
