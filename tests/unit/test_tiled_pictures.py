@@ -126,7 +126,7 @@ def test_a_repository_whose_parts_do_not_fit_is_refused_by_name(tmp_path: Path, 
         refused(kind, message, lambda changes=changes: capstan.Model(str(copied(tmp_path, **changes))))  # type: ignore[misc]
     target = copied(tmp_path)
     (target / "onnx/vision_encoder.onnx").unlink()
-    refused(ModelFileError, "lacks a graph of a model that sees", lambda: capstan.Model(str(target)))
+    refused(ModelFileError, "lacks a graph of its model", lambda: capstan.Model(str(target)))
     refused(UnsupportedModelError, "there is no multimodal processor for a repository", genai_processor)
     cut = {"role": "user", "content": [{"type": "image", "image": b"junk"}]}
     refused(PictureError, "picture 0 has 4 bytes that are not a picture", lambda: prompts_of(model).of([cut]))

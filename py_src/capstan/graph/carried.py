@@ -208,9 +208,10 @@ def cross_names(patterns: Collection[str], layers: int) -> list[str]:
     return [pattern.replace("%d", str(layer)) for pattern in patterns for layer in range(layers)]
 
 
-def growing_caches(graph: GraphProto, pairs: tuple[CachePair, ...]) -> str:
+def growing_caches(graph: GraphProto, pairs: tuple[CachePair, ...], unrecognised: str = "") -> str:
     """The first node that appends to its cache, which then grows with each run. The result is empty if all nodes write
-    into caches of a fixed size. Raises UnsupportedModelError if only some nodes append.
+    into caches of a fixed size. Raises UnsupportedModelError if only some nodes append, with the reason why their
+    attention is not recognised.
     """
     wiring = Wiring(graph)
     made = [(pair, wiring.maker(pair.present)) for pair in pairs]
@@ -222,9 +223,10 @@ def growing_caches(graph: GraphProto, pairs: tuple[CachePair, ...]) -> str:
         f"node {node.name or pair.present} ({node.op_type}): {pair.present} is longer than {pair.past} after each run"
     )
     if len(grown) != len(pairs):
+        why = f" ({unrecognised})" if unrecognised else ""
         raise UnsupportedModelError(
-            f"{shapes}, and other caches have one size; use an export with GroupQueryAttention, as onnxruntime-genai's "
-            "model builder writes it"
+            f"{shapes}, and other caches have one size{why}; use an export with GroupQueryAttention, as "
+            "onnxruntime-genai's model builder writes it"
         )
     return shapes
 

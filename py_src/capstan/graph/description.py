@@ -201,7 +201,7 @@ def describe(
                     f"model.onnx has no {'input' if name == pair.past else 'output'} {name}; "
                     f"genai_config.json declares {decoder.num_hidden_layers} layers of it"
                 )
-    growing = growing_caches(graph, pairs)
+    growing = growing_caches(graph, pairs, unrecognised)
     if names.attention_mask not in found and not crosses:
         raise UnsupportedModelError(
             f"model.onnx has no input {names.attention_mask}; export a decoder with an attention mask"

@@ -25,6 +25,7 @@ from .last_token import last_token_logits, logits_cut
 from .logits_to_keep import logits_of_all
 from .long_rope import long_rope, picture_rope, rope_of_length
 from .lora_inputs import lora_fed, lora_inputs, other_defaults, with_lora_rank, without_lora
+from .mixed_attention import mixed_attention
 from .nbits_products import sums_by_products
 from .norms_apart import norms_apart
 from .onnx_pb2 import ModelProto
@@ -121,21 +122,39 @@ def attention_recognised(model: ModelProto, facts: Rewriting) -> ModelProto:
     reason.
     """
     decoder = facts.decoder
-    layers: dict[int, list[CachePair]] = {}
-    for pair in cache_pairs(decoder, model.graph):
-        layers.setdefault(pair.layer, []).append(pair)
-    caches = [(key.past, value.past, key.present, value.present) for key, value in layers.values()]
-    sizes = {(pair.heads, pair.head_size) for pairs in layers.values() for pair in pairs}
+    pairs = caches_by_layer(model, facts)
+    caches = [(key.past, value.past, key.present, value.present) for key, value in pairs]
+    sizes = {(pair.heads, pair.head_size) for layer in pairs for pair in layer}
     if len(sizes) != 1:
-        facts.unrecognised = "its layers have caches of different sizes"
+        facts.unrecognised = facts.unrecognised or "its layers have caches of different sizes"
         return model
     heads = (decoder.num_attention_heads, *sizes.pop())
     names = decoder.inputs
     before = attentions(model)
-    model, facts.unrecognised = group_query_attention(
+    model, why = group_query_attention(
         model, caches, heads, facts.whole.context_length, names.attention_mask, names.position_ids
     )
+    facts.unrecognised = facts.unrecognised or why
     return model if attentions(model) == before else simplified_norms(model)
+
+
+def caches_by_layer(model: ModelProto, facts: Rewriting) -> list[tuple[CachePair, CachePair]]:
+    """The caches of keys and values of each layer."""
+    layers: dict[int, list[CachePair]] = {}
+    for pair in cache_pairs(facts.decoder, model.graph):
+        layers.setdefault(pair.layer, []).append(pair)
+    return [(key, value) for key, value in layers.values()]
+
+
+def all_layers_recognised(model: ModelProto, facts: Rewriting) -> ModelProto:
+    """The graph with GroupQueryAttention in every layer, if only some layers have it; otherwise `facts` get the
+    reason.
+    """
+    names = facts.decoder.inputs
+    heads = facts.decoder.num_attention_heads
+    model, why = mixed_attention(model, caches_by_layer(model, facts), heads, names.attention_mask, names.position_ids)
+    facts.unrecognised = facts.unrecognised or why
+    return model
 
 
 def attentions(model: ModelProto) -> int:
@@ -323,6 +342,7 @@ PASSES: tuple[GraphPass, ...] = (
     GraphPass("long_rope", DEVICES | {"reference", "layers on reference"}, rotary_factors),
     GraphPass("float_islands_in_half", WEBGPU, islands_in_half),
     GraphPass("speech_decoder", WEBGPU, as_text_decoder),
+    GraphPass("mixed_attention", DEVICES | {"reference", "layers on reference"}, all_layers_recognised),
     GraphPass("text_positions", DEVICES, lambda model, facts: text_positions(model, facts.decoder.inputs.position_ids)),
     GraphPass("plain_recurrence", DEVICES, lambda model, _: plain_recurrence(model)),
     GraphPass("group_query_attention", DEVICES, attention_recognised),

@@ -23,7 +23,7 @@ from .attention_writer import LINEAR, Attention, Rotary, still, write
 from .onnx_pb2 import ModelProto, NodeProto, TensorProto
 from .wiring import SAME_VALUES, Wiring, attribute, copy_of, integers
 
-__all__ = ["floats", "group_query_attention"]
+__all__ = ["NotUnderstoodError", "Reader", "floats", "group_query_attention"]
 
 LEAST_OPSET = 13
 """The first operator set whose ReduceSum takes its axes as an input."""

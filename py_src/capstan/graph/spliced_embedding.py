@@ -6,10 +6,13 @@ that embeds ids is put before the decoder. The caller gives the positions of fea
 parts, and a placeholder that the model picks is an ordinary token:
 
     Gather(features, places), embeddings of ids -> Where(places < 0) -> decoder
+
+The embedding graph of a text model is put before the decoder as a whole.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from ..errors import UnsupportedModelError
@@ -30,12 +33,20 @@ from .wiring import (
     value_info,
 )
 
-__all__ = ["Placing", "placeholder", "spliced_embedding", "with_places", "without_mask", "without_places"]
+__all__ = [
+    "Placing",
+    "embedding_before",
+    "placeholder",
+    "spliced_embedding",
+    "with_places",
+    "without_mask",
+    "without_places",
+]
 
 PREFIX = "embedding/"
 PLACERS = {"Where": (1, 2), "ScatterND": (0,), "ScatterElements": (0,)}
 """The operations that put features in place of embeddings, and their inputs that may be the embeddings."""
-STEADY = {"Add", "Cast", "Constant", "Gather", "Identity", "Mul", "Reshape", "Squeeze", "Unsqueeze"}
+STEADY = set("Add And Cast Constant Equal Gather Identity Less Mul Not Reshape Squeeze Unsqueeze Where".split())  # noqa: SIM905
 """Operations that mean the same in every version of the operator set from LEAST_OPSET on."""
 LEAST_OPSET = 13
 
@@ -61,20 +72,44 @@ def spliced_embedding(decoder: ModelProto, embedding: ModelProto, names: Embeddi
     source.graph.output.add().name = texts
     prune(source.graph)
     take_opsets(made, source, names.filename)
-    rename(source, names.input_ids)
+    delete(source.graph.input, lambda value: value.name != names.input_ids)
+    rename(source, {names.input_ids})
+    put_before(made, source, {names.target})
+    placing = Placing(PREFIX + texts, names.target, kind, element, hidden)
+    with changing(made):
+        return with_places(made, placing)
+
+
+def embedding_before(decoder: ModelProto, embedding: ModelProto, filename: str) -> ModelProto:
+    """The decoder after an embedding graph of text, each of whose outputs is an input of the decoder of the same name.
+    Raises UnsupportedModelError for graphs that do not fit together.
+    """
+    source, made = copied(embedding), copied(decoder)
+    targets = {value.name for value in source.graph.output}
+    for value in source.graph.output:
+        wanted, found = input_of(made, value.name, "the decoder"), tensor_info(value)
+        if (found.dtype, found.dims[2:]) != (wanted.dtype, wanted.dims[2:]):
+            raise UnsupportedModelError(
+                f"{filename}: {value.name} is {found.dtype} {list(found.dims)}, but the decoder's is {wanted.dtype} "
+                f"{list(wanted.dims)}; export both again"
+            )
+    take_opsets(made, source, filename)
+    rename(source, {*targets, *(value.name for value in source.graph.input)})
+    put_before(made, source, targets)
+    return made
+
+
+def put_before(made: ModelProto, source: ModelProto, targets: Collection[str]) -> None:
+    """Put the inputs and nodes of a graph before those of another graph, whose inputs `targets` are not fed then."""
     graph = made.graph
-    inputs = [value for value in graph.input if value.name != names.target]
+    others = [value for value in graph.input if value.name not in targets]
     nodes = list(graph.node)
     del graph.input[:], graph.node[:]
-    graph.input.extend(value for value in source.graph.input if value.name == names.input_ids)
-    graph.input.extend(inputs)
+    graph.input.extend([*source.graph.input, *others])
     graph.initializer.extend(source.graph.initializer)
     graph.node.extend(source.graph.node)
     graph.node.extend(nodes)
     made.ir_version = max(made.ir_version, source.ir_version)
-    placing = Placing(PREFIX + texts, names.target, kind, element, hidden)
-    with changing(made):
-        return with_places(made, placing)
 
 
 def without_mask(model: ModelProto, mask: str, pixels: str) -> ModelProto:
@@ -199,11 +234,11 @@ def text_embeddings(embedding: ModelProto, names: EmbeddingNames) -> str:
     return texts[0]
 
 
-def rename(model: ModelProto, kept: str) -> None:
-    """Put PREFIX before the names of all tensors and nodes except one."""
+def rename(model: ModelProto, kept: Collection[str]) -> None:
+    """Put PREFIX before the names of all tensors and nodes except those `kept`."""
 
     def name(old: str) -> str:
-        return old if old in ("", kept) else PREFIX + old
+        return old if not old or old in kept else PREFIX + old
 
     for node in model.graph.node:
         node.name = PREFIX + (node.name or node.output[0])

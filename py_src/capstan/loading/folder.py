@@ -18,6 +18,7 @@ from ..model_files.config_section import Section, parse_object
 from ..model_files.genai_config import DECODER, KV_CACHE_BITS, GenaiConfig, parse_genai_config, with_session_options
 from ..model_files.hub import HubRepository
 from ..model_files.model_types import HEARD_REPOSITORIES
+from .embedded_repository import EMBEDDED, EMBEDDED_TYPES, embedded_model
 from .found_model import FoundModel
 from .gguf_folder import find_gguf, gguf_of, listed
 from .load_options import CacheOptions
@@ -102,7 +103,7 @@ async def find_model(
         if config is not None:
             root = Section(folder + "config.json", "", parse_object(config, folder + "config.json"))
             kind = root.value.get("model_type")
-            if kind not in (*HEARD_REPOSITORIES, *TILED_TYPES):
+            if kind not in (*HEARD_REPOSITORIES, *TILED_TYPES, *EMBEDDED_TYPES):
                 require_one_decoder(root)
             require_kind(hears, kind in HEARD_REPOSITORIES, folder, f"a model of type {kind!r}")
             if kind in HEARD_REPOSITORIES:
@@ -112,6 +113,9 @@ async def find_model(
             elif kind in TILED_TYPES:
                 chosen = await choose_dtype(host, folder, device, wanted, SEEING)
                 found = await find_seeing(host, folder, config, chosen, keep, progress)
+            elif kind in EMBEDDED_TYPES:
+                chosen = await choose_dtype(host, folder, device, wanted, EMBEDDED)
+                found = await find_embedded(host, folder, config, chosen, keep, progress)
             else:
                 chosen = await choose_dtype(host, folder, device, wanted)
                 found = await find_in_repository(host, folder, config, chosen, keep, progress)
@@ -195,10 +199,30 @@ async def find_in_repository(
         host.read_optional(folder, "generation_config.json"), host.read_graph(folder, filename, keep, progress)
     )
     derived, in_vain = derived_config(config, generation, parse(onnx, folder + filename), filename, folder)
-    if in_vain:
-        what = ", ".join(in_vain)
-        fall_back(f"sampling as {folder}generation_config.json says", f"{what} is not implemented", "it is left out")
+    tell_in_vain(in_vain, folder)
     return FoundModel(derived, {DECODER: onnx})
+
+
+async def find_embedded(
+    host: Host, folder: str, config: bytes, dtype: str, keep: bool, progress: Progress
+) -> FoundModel:
+    """Find a model of text whose embeddings are a graph of their own."""
+    files = [onnx_file(dtype, name) for name in EMBEDDED]
+    generation, *graphs = await asyncio.gather(
+        host.read_optional(folder, "generation_config.json"),
+        host.read_graph(folder, files[0], keep, progress),
+        host.read_graph(folder, files[1], keep, no_progress),
+    )
+    found, in_vain = embedded_model(config, generation, graphs, files, folder)
+    tell_in_vain(in_vain, folder)
+    return found
+
+
+def tell_in_vain(options: Sequence[str], folder: str) -> None:
+    """Warn of options of generation_config.json that have no effect, if there are any."""
+    if options:
+        what = ", ".join(options)
+        fall_back(f"sampling as {folder}generation_config.json says", f"{what} is not implemented", "it is left out")
 
 
 async def find_seeing(host: Host, folder: str, config: bytes, dtype: str, keep: bool, progress: Progress) -> FoundModel:

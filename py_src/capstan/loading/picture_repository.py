@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..model_files.config_section import Section, parse_object
 from ..model_files.genai_config import EmbeddingNames, GenaiConfig, VisionConfig
-from .repository import REMEDY, derived_config, field
+from .repository import OF_THE_MODEL, REMEDY, derived_config, field
 
 if TYPE_CHECKING:
     from ..graph.onnx_pb2 import ModelProto
@@ -23,8 +23,6 @@ __all__ = ["SEEING", "TILED_TYPES", "seeing_config"]
 TILED_TYPES = ("idefics3", "smolvlm")
 SEEING = ("decoder_model_merged", "embed_tokens", "vision_encoder")
 """The names of the graphs."""
-OF_THE_MODEL = ("_name_or_path", "bos_token_id", "eos_token_id", "model_type", "pad_token_id")
-"""Fields of the whole model that apply if text_config does not have them."""
 
 
 def seeing_config(

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DTYPES",
+    "LAYERS",
+    "OF_THE_MODEL",
     "ON_CPU",
     "ON_F16",
     "ON_F32",
@@ -66,6 +68,9 @@ OTHER_PARTS = {
 
 NOT_IMPLEMENTED = {"num_beams": 1}
 """Options of generation_config.json that Capstan lacks, with the value at which they have no effect."""
+
+OF_THE_MODEL = ("_name_or_path", "bos_token_id", "eos_token_id", "model_type", "pad_token_id")
+"""Fields of config.json that apply if its text_config does not have them."""
 
 # Fields of config.json, with their names in different architectures.
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
@@ -109,7 +114,7 @@ def no_graph(
         what = f"it has no ONNX file, but {shortened(found) or 'no files'}"
     if len(wanted) > 1:
         needed = f"it needs {', '.join(onnx_file('fp32', graph) for graph in wanted)}, in one dtype"
-        return ModelFileError(f"{folder} lacks a graph of a model that sees: {what}; {needed}")
+        return ModelFileError(f"{folder} lacks a graph of its model: {what}; {needed}")
     return ModelFileError(
         f"{folder} has no graph of one decoder: {what}; use a repository with onnx/model.onnx or one of its dtypes"
     )
