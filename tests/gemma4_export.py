@@ -49,6 +49,8 @@ class Gemma4:
     cap: float
     others: tuple[int, ...]
     """The ids of pictures and sounds."""
+    wide: bool = True
+    """Whether the MLPs of layers that read caches of others are twice as wide."""
     epsilon: float = 1e-6
 
     @property
@@ -66,7 +68,7 @@ class Gemma4:
         return self.full_head if self.kinds[layer] == "full_attention" else self.head
 
     def inner_size(self, layer: int) -> int:
-        return self.inner * (1 if layer < self.own else 2)
+        return self.inner * (2 if self.wide and layer >= self.own else 1)
 
 
 def quantized(values: NDArray[np.float32]) -> Packed:

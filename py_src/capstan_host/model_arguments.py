@@ -54,6 +54,12 @@ DTYPES = ("fp32", "fp16", "q4", "q4f16", "q8", "int8", "uint8", "bnb4")
 """The dtypes of capstan.loading.repository, which cannot be imported before the environment exists."""
 
 
+SEVERAL = {
+    "gemma4": ("decoder_model_merged", "embed_tokens"),
+    **dict.fromkeys(("idefics3", "smolvlm"), ("decoder_model_merged", "embed_tokens", "vision_encoder")),
+}
+"""The names of the graphs of a repository that has several, by config.json's type: those of capstan.loading."""
+
 BUILDERS = "a folder that onnxruntime-genai's model builder wrote"
 
 
@@ -174,16 +180,21 @@ def graphs_of(folder: Path) -> list[Path]:
     """The graphs of a folder: the one that genai_config.json names, or all graphs of a repository."""
     if (folder / CONFIG).is_file():
         return [graph_of(folder / CONFIG, "export the model again")]
-    front = "*coder_model" if is_speech(folder) else "model"
-    return sorted(folder.glob(f"onnx/{front}*.onnx"))
+    fronts = ["*coder_model"] if is_speech(folder) else SEVERAL.get(type_of(folder), ["model"])
+    return sorted(file for front in fronts for file in folder.glob(f"onnx/{front}*.onnx"))
 
 
 def is_speech(folder: Path) -> bool:
     """Whether a repository in Transformers.js' layout has a model of speech."""
     from capstan.model_files.model_types import HEARD_REPOSITORIES
 
+    return type_of(folder) in HEARD_REPOSITORIES
+
+
+def type_of(folder: Path) -> str:
+    """The type of the model in a repository in Transformers.js' layout; empty if there is none."""
     config = read_json(folder / REPOSITORY_CONFIG) if (folder / REPOSITORY_CONFIG).is_file() else None
-    return isinstance(config, dict) and config.get("model_type") in HEARD_REPOSITORIES
+    return str(config.get("model_type", "")) if isinstance(config, dict) else ""
 
 
 def about_model(model: Path) -> dict[str, Any]:

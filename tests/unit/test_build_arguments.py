@@ -14,6 +14,8 @@ import pytest
 
 from buildtools import cli
 from capstan.loading import repository
+from capstan.loading.embedded_repository import EMBEDDED, EMBEDDED_TYPES
+from capstan.loading.picture_repository import SEEING, TILED_TYPES
 from capstan.weights.manifest import Manifest, parse_manifest
 from capstan_host.command_errors import CommandError
 from capstan_host.commands import exec as exec_command
@@ -21,7 +23,7 @@ from capstan_host.commands import fleet as fleet_command
 from capstan_host.commands import models as models_command
 from capstan_host.commands import run as run_command
 from capstan_host.commands import serve as serve_command
-from capstan_host.model_arguments import BUNDLED, DTYPES, check_model, graphs_of, mounts
+from capstan_host.model_arguments import BUNDLED, DTYPES, SEVERAL, check_model, graphs_of, mounts
 from tests.gguf_files import gguf_file
 from tests.voices import make_voice
 
@@ -525,6 +527,13 @@ def test_a_repository_needs_a_graph(tmp_path: Path) -> None:
     (tmp_path / "onnx" / "model_q4.onnx").touch()
     assert check_model(tmp_path) == tmp_path.resolve()
     assert graphs_of(tmp_path) == [tmp_path / "onnx" / "model_q4.onnx"]
+
+
+def test_graphs_beside_a_decoder_are_those_of_the_package() -> None:
+    seeing = dict.fromkeys(TILED_TYPES, SEEING)
+    assert dict.fromkeys(EMBEDDED_TYPES, EMBEDDED) | seeing == SEVERAL
+    folder = check_model(FIXTURES / "repositories/nano-gemma4")
+    assert [file.name for file in graphs_of(folder)] == ["decoder_model_merged_q4.onnx", "embed_tokens_q4.onnx"]
 
 
 def test_the_dtypes_are_those_of_the_package(model: Path) -> None:

@@ -20,7 +20,9 @@ from capstan.graph import parse
 from capstan.graph.carried import CachePair
 from capstan.graph.mixed_attention import mixed_attention
 from capstan.graph.onnx_pb2 import ModelProto
+from capstan.graph.products_apart import products_apart
 from capstan.graph.spliced_embedding import embedding_before
+from capstan.graph.weight_inputs import known_external_entries
 from capstan.loading.embedded_repository import EMBEDDED
 from tests.gemma4_export import Gemma4, Packed, quantized, write_repository
 from tests.unit.graph_runs import Runner, operators
@@ -97,7 +99,7 @@ def in_two_runs(model: ModelProto) -> Any:
     presents = {pair.past: pair.present for pair in pairs}
     runner = Runner(model, presents, (1, 8), 0, num_logits_to_keep=np.array(0))
     runner.caches = {pair.past: np.zeros((1, pair.heads, 0, pair.head_size), np.float32) for pair in pairs}
-    ids = [5, 60, 61, *range(1, 48, 3)]
+    ids = [5, 60, 61, 63, *range(1, 45, 3)]
     return np.concatenate([runner.run(ids[:11]), *(runner.run([token]) for token in ids[11:])])
 
 
@@ -277,3 +279,45 @@ def test_sizes_of_the_large_ones() -> None:
     """E2B: every fifth layer attends to all positions; the last twenty read the caches of layers 13 and 14."""
     sizes = replace(SIZES, kinds=[FULL if place % 5 == 4 else LOCAL for place in range(35)], shared=20)
     assert [sizes.source(layer) for layer in (0, 14, 15, 34)] == [0, 14, 13, 14]
+
+
+def test_rows_of_others_are_looked_up_by_a_table(graphs: tuple[onnx.ModelProto, ModelProto]) -> None:
+    """onnxruntime computes the ids of all tokens once; in float16 values are cast once."""
+    made = whole(graphs, unchanged)
+    [lookup] = [node for node in made.graph.node if node.name.endswith("per_layer/Gather_Quant")]
+    [gather] = [node for node in made.graph.node if lookup.input[1] in node.output]
+    assert (gather.op_type, gather.input[1], operators(made)["Range"]) == ("Gather", "input_ids", 2)
+    assert [node.op_type for node in made.graph.node if "input_ids" in node.input] == ["GatherBlockQuantized", "Gather"]
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_halves_of_a_product_are_two_products(half: bool, tmp_path: Path) -> None:
+    write_repository(tmp_path, SIZES, matrix, vector, half=half)
+    model = onnx.load(tmp_path / f"onnx/decoder_model_merged_q4{'f16' * half}.onnx", load_external_data=False)
+    made = products_apart(parse(model.SerializeToString(), ""))
+    assert (operators(made)["Split"], operators(made)["MatMulNBits"]) == (0, 30 + len(SIZES.kinds))
+    for layer in range(len(SIZES.kinds)):
+        front = f"/model/layers.{layer}/mlp"
+        halves = [node for node in made.graph.node if node.name.startswith(f"{front}/gate_up_proj/")]
+        outputs = [f"{front}/Split/output_{place}" for place in range(2)]
+        assert [node.output[0] for node in halves] == outputs
+    whole_bytes = {entry.name: entry for entry in known_external_entries(parse(model.SerializeToString(), ""))}
+    entries = [entry for entry in known_external_entries(made) if "_from_" in entry.name]
+    for entry in entries:
+        name, first = entry.name.rsplit("_from_", 1)
+        [part], [piece] = entry.pieces, whole_bytes[name].pieces
+        rows = whole_bytes[name].dims[0]
+        assert (part.offset, part.length) == (piece.offset + int(first) * piece.length // rows, piece.length // 2)
+    assert len(entries) >= 4 * len(SIZES.kinds)  # small zero points are within the graph
+
+
+def test_products_with_other_readers_stay_whole(tmp_path: Path) -> None:
+    write_repository(tmp_path, SIZES, matrix, vector, half=False)
+    model = onnx.load(tmp_path / "onnx/decoder_model_merged_q4.onnx", load_external_data=False)
+    model.graph.output.append(
+        helper.make_tensor_value_info("/model/layers.0/mlp/gate_up_proj/MatMul_Quant/output_0", TensorProto.FLOAT, None)
+    )
+    [sizes] = [each for each in model.graph.initializer if each.name == "/model/constants/INT64/[128, 128]"]
+    sizes.CopyFrom(numpy_helper.from_array(np.array([96, 160]), sizes.name))
+    made = products_apart(parse(model.SerializeToString(), ""))
+    assert operators(made)["Split"] == 3

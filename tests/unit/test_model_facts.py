@@ -154,7 +154,7 @@ def test_the_site_lists_what_its_models_are_called(tmp_path: Path) -> None:
     assert about["search"]["do_sample"] is False
     assert about["search"]["temperature"] == 0.2
     assert about_model(FIXTURES / "nano-llama")["facts"]["name"] == "nano-llama"
-    [repository] = (FIXTURES / "repositories").iterdir()
+    repository = FIXTURES / "repositories/nano-optimum"
     assert about_model(repository)["facts"] is None, "its configuration is derived with its graph"
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(gguf_file({"general.architecture": "llama"}))

@@ -32,6 +32,7 @@ from .onnx_pb2 import ModelProto
 from .plain_attention import group_query_attention
 from .plain_norms import simplified_norms
 from .plain_recurrence import plain_recurrence
+from .products_apart import products_apart
 from .quantized_caches import fewer_bits, quantized_caches, with_bits
 from .quantized_products import quantized_products
 from .rewriting import Rewriting
@@ -358,6 +359,7 @@ PASSES: tuple[GraphPass, ...] = (
     GraphPass("quantized_products", WEBGPU, packed_products),
     GraphPass("turned_weights", WEBGPU, lambda model, _: turned_weights(model)),
     GraphPass("turned_session_weights", frozenset(["session"]), lambda model, _: prepared(model)),
+    GraphPass("products_apart", WEBGPU, lambda model, _: products_apart(model)),
     GraphPass("joined_products", WEBGPU, lambda model, facts: joined_products(model, packed=facts.packed)),
     GraphPass("packed_apart", WEBGPU, parts_attended),
     GraphPass("split_weights", WEBGPU, large_split),

@@ -18,10 +18,12 @@ from dataclasses import dataclass
 from ..errors import UnsupportedModelError
 from ..model_files.genai_config import FEATURES, PLACES, EmbeddingNames
 from .carried import TensorInfo, tensor_info
-from .node_writer import new_node
-from .onnx_pb2 import ModelProto, TensorProto
+from .node_writer import NodeWriter, new_node, place_of
+from .onnx_pb2 import ModelProto, NodeProto, TensorProto
+from .total_length import ancestry
 from .wiring import (
     Wiring,
+    attribute,
     captured_names,
     changing,
     copied,
@@ -49,6 +51,9 @@ PLACERS = {"Where": (1, 2), "ScatterND": (0,), "ScatterElements": (0,)}
 STEADY = set("Add And Cast Constant Equal Gather Identity Less Mul Not Reshape Squeeze Unsqueeze Where".split())  # noqa: SIM905
 """Operations that mean the same in every version of the operator set from LEAST_OPSET on."""
 LEAST_OPSET = 13
+LOOKUPS = ("Gather", "GatherBlockQuantized")
+BY_ELEMENT = {"And", "Cast", "Equal", "Less", "Not", "Or", "Where"}
+"""Operations that compute each element from those at the same place."""
 
 
 def spliced_embedding(decoder: ModelProto, embedding: ModelProto, names: EmbeddingNames) -> ModelProto:
@@ -93,10 +98,56 @@ def embedding_before(decoder: ModelProto, embedding: ModelProto, filename: str) 
                 f"{filename}: {value.name} is {found.dtype} {list(found.dims)}, but the decoder's is {wanted.dtype} "
                 f"{list(wanted.dims)}; export both again"
             )
+    ids_by_table(source)
     take_opsets(made, source, filename)
     rename(source, {*targets, *(value.name for value in source.graph.input)})
     put_before(made, source, targets)
+    cast_once(made, targets)
     return made
+
+
+def ids_by_table(source: ModelProto) -> None:
+    """Let lookups by ids that are computed from tokens take these ids from a table for all tokens, in place, so that
+    onnxruntime computes them once for a session. The ids differ from the tokens where tokens have no rows of their own.
+    """
+    graph, wiring = source.graph, Wiring(source.graph)
+    names = {value.name for value in graph.input}
+    lookups = [node for node in graph.node if node.op_type in LOOKUPS]
+    tables = [wiring.constants[node.input[0]] for node in lookups if node.input[0] in wiring.constants]
+    for lookup in lookups:
+        above = {node.output[0] for node in ancestry(wiring, lookup.input[1]) if isinstance(node, NodeProto)}
+        nodes = [node for node in graph.node if node.output[0] in above]
+        read = {name for node in nodes for name in node.input} - above
+        numbers = [wiring.constants.get(name) for name in read - names]
+        alike = all(node.op_type in BY_ELEMENT for node in nodes) and len(read & names) == 1
+        if not nodes or not alike or any(each is None or any(size != 1 for size in each.dims) for each in numbers):
+            continue
+        [tokens] = read & names
+        writer = NodeWriter(graph, f"{lookup.name or lookup.output[0]}/ids")
+        limits = [writer.ints([number], scalar=True) for number in (0, max(each.dims[0] for each in tables), 1)]
+        of_all = {tokens: writer.add("Range", limits)}
+        for node in nodes:
+            of_all[node.output[0]] = writer.add(node.op_type, [of_all.get(name, name) for name in node.input])
+            writer.made[-1].attribute.extend(node.attribute)
+        lookup.input[1], place = (
+            writer.add("Gather", [of_all[lookup.input[1]], tokens], axis=0),
+            place_of(graph, lookup),
+        )
+        writer.insert(place)
+    prune(graph)
+
+
+def cast_once(model: ModelProto, names: Collection[str]) -> None:
+    """Cast values to float16 that are cast to float32, under these names, and then to float16, in place."""
+    wiring = Wiring(model.graph)
+    for name in names:
+        wide = wiring.producer.get(name)
+        if wide is None or wide.op_type != "Cast" or attribute(wide, "to", 0) != TensorProto.FLOAT:
+            continue
+        for node in wiring.consumers.get(name, ()):
+            if node.op_type == "Cast" and attribute(node, "to", 0) == TensorProto.FLOAT16:
+                node.input[0] = wide.input[0]
+    prune(model.graph)
 
 
 def put_before(made: ModelProto, source: ModelProto, targets: Collection[str]) -> None:

@@ -23,7 +23,7 @@ from .weight_inputs import WeightEntry, entry_of, known_external_entries, made_o
 from .weight_ranges import NotInRangesError, bound_bytes, columns_of, ranges_of, rows_of, step_of
 from .wiring import Wiring, attribute, copy_of, delete, fresh_name, int64_tensor, integers
 
-__all__ = ["SplitWeight", "split_weights"]
+__all__ = ["ROWS", "SplitWeight", "Splitter", "split_weights"]
 
 ROWS = (1, 2, 3, 5)
 """Inputs of MatMulNBits with values for each row of the weights: the weights, scales, zero points, a bias."""

@@ -8,6 +8,38 @@ __all__ = ["GRAPHS"]
 
 GRAPHS = (
     Mutation(
+        "mixed_attention.window",
+        "py_src/capstan/graph/mixed_attention.py",
+        "last - window < place <= last",
+        "last - window <= place <= last",
+        "a window is one position too short or too long",
+        unit("mixed_attention::test_logits_are_those_of_the_same_graph"),
+    ),
+    Mutation(
+        "mixed_attention.hidden",
+        "py_src/capstan/graph/mixed_attention.py",
+        "hides=place == 2)",
+        "hides=place == 1)",
+        "a mask of hidden positions is taken for one of visible positions",
+        unit("mixed_attention::test_logits_are_those_of_the_same_graph"),
+    ),
+    Mutation(
+        "products_apart.second",
+        "py_src/capstan/graph/products_apart.py",
+        "splitter.rows(name, total, place * count, count)",
+        "splitter.rows(name, total, 0, count)",
+        "the gate's rows are multiplied in place of the values' rows",
+        unit("mixed_attention::test_halves_of_a_product_are_two_products"),
+    ),
+    Mutation(
+        "spliced_embedding.ids",
+        "py_src/capstan/graph/spliced_embedding.py",
+        "max(each.dims[0] for each in tables), 1)",
+        "max(each.dims[0] for each in tables) - 1, 1)",
+        "the last token has no row in the table of ids",
+        unit("mixed_attention::test_logits_are_those_of_the_same_graph"),
+    ),
+    Mutation(
         "split_weights.row",
         "py_src/capstan/graph/split_weights.py",
         'within = ("Mod", self.number(size))',
