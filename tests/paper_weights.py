@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from capstan.errors import CapstanError, StorageError, WeightsChangedError
-from capstan.host.storage_interface import BrokenDownloadError, LoadPlan, Outcome, SourceIdentity
+from capstan.host.storage_interface import BrokenDownloadError, LoadPlan, Outcome, Sink, SourceIdentity
 from tests.node import started
 
 __all__ = ["PaperBacking", "PaperServer", "PaperSink", "PaperSource"]
@@ -282,15 +282,31 @@ class PaperFile:
             raise StorageError(f"{self.name}: it is gone")
         return bytes(self.backing.files[self.name][start : start + length])
 
-    async def write(self, start: int, data: bytes) -> None:
+    async def write(self, start: int, data: bytes | bytearray | memoryview) -> str:
         self.backing.before("write", self.name)
         file = self.backing.files[self.name]
         file.extend(bytes(max(0, start + len(data) - len(file))))
         file[start : start + len(data)] = data
+        return hashlib.sha256(data).hexdigest()
+
+    async def flush(self) -> None:
+        self.backing.before("flush", self.name)
 
     async def sha256(self, start: int, length: int) -> str | None:
         found = await self.read(start, length)
         return hashlib.sha256(found).hexdigest() if len(found) == length else None
+
+    async def load(self, plan: LoadPlan, sink: Sink) -> Outcome:
+        assert isinstance(sink, PaperSink)
+        for at in range(plan.start, plan.end, plan.shard):
+            found = await self.read(at, min(plan.shard, plan.end - at))
+            if hashlib.sha256(found).hexdigest() != plan.digests[at // plan.shard]:
+                return Outcome(at, (), (), "digest")
+            await sink.accept(at, found)
+        return Outcome(plan.end, (), (), None)
+
+    def memory(self, start: int, length: int) -> PaperSink:
+        return PaperSink((start, length))
 
     def close(self) -> None:
         self.backing.open_files[self.name] -= 1

@@ -130,11 +130,11 @@ UNUSABLE = """async ([model, change]) => {
   return { ...found, told: told.join(" ") };
 }"""
 WAYS = {
-    "damaged": "cut off or damaged",
-    "cut": "cut off or damaged",
-    "empty": "no saved state",
-    "foreign": "no saved state",
-    "gone": "the browser removed its file",
+    "damaged": "rows are damaged: shard 0",
+    "foreign": "rows are damaged: shard 0",
+    "cut": "bytes are left of",
+    "empty": "0 bytes are left of",
+    "gone": "it is gone",
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from array import array
-from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping, Sequence
 from collections.abc import Generator as Steps
 from typing import Any, Protocol, TypeVar, cast
 
@@ -94,15 +94,20 @@ class PaperCaches:
         target.decoder.cache, target.decoder.logits_of = self.tokens[:length], None
         target.decoder.adopted.append(length)
 
-    async def read(self, length: int) -> SavedRows:
-        return SavedRows([bytes(self.tokens[:length])])
+    @property
+    def base(self) -> int:
+        return 0
+
+    async def read(self, length: int) -> AsyncIterator[bytes]:
+        yield bytes(self.tokens[:length])
 
     def takes(self, base: int, length: int) -> bool:
         return base == 0
 
-    def write(self, rows: SavedRows, length: int) -> None:
+    async def load(self, rows: SavedRows, length: int) -> None:
         assert self.decoder is not None
-        self.decoder.cache, self.decoder.logits_of = list(rows.caches[0][:length]), None
+        [cache] = [each async for each in rows.each()]
+        self.decoder.cache, self.decoder.logits_of = list(cache[:length]), None
 
     def free(self) -> None:
         assert self.room is not None, "freed twice"

@@ -216,8 +216,8 @@ def resealed(state: bytes, change: Callable[[dict[str, Any]], object], rows: Cal
     header = json.loads(state[AT_BODY + 4 : AT_BODY + 4 + size])
     change(header)
     text = json.dumps(header).encode()
-    body = len(text).to_bytes(4, "little") + text + rows(state[AT_BODY + 4 + size :])
-    return state[:AT_DIGEST] + hashlib.sha256(body).digest() + body
+    head = len(text).to_bytes(4, "little") + text
+    return state[:AT_DIGEST] + hashlib.sha256(head).digest() + head + rows(state[AT_BODY + 4 + size :])
 
 
 HOSTILE: dict[str, Any] = {
@@ -230,6 +230,8 @@ HOSTILE: dict[str, Any] = {
     "model": [{}, [], {"graph": 1, "files": {}}, {"graph": "", "files": None}],
     "adapters": [["0"], [0], {}],
     "caches": [[], [[]], [0], None],
+    "bytes": [0, -1, 1 << 60, 5, None],
+    "digests": [[], ["0"], [0], ["0", "0"], None],
 }
 
 
@@ -260,8 +262,8 @@ def test_another_model_other_weights_and_another_version_are_refused(
     for folder, words in ((FIXTURES / "nano-qwen2", "another model"), (other, "other weights: model.onnx.data")):
         with generator_of(Model(str(folder))) as generator, pytest.raises(OptionError, match=words):
             generator.restore_state(state)
-    with generator_of(llama) as generator, pytest.raises(OptionError, match="version '2' .* reads 1"):
-        generator.restore_state(state.replace(b"state 1\n", b"state 2\n", 1))
+    with generator_of(llama) as generator, pytest.raises(OptionError, match="version '3' .* reads 2"):
+        generator.restore_state(state.replace(b"state 2\n", b"state 3\n", 1))
 
 
 def test_the_sequence_must_be_empty_and_have_room(llama: Model, state: bytes) -> None:

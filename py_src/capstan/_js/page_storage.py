@@ -200,6 +200,23 @@ class JsDataFile:
             found = await capstan_host.storage.digest(self.js, start, length)
         return found if isinstance(found, str) else None
 
+    async def write(self, start: int, data: bytes | bytearray | memoryview) -> str:
+        with storage_errors():
+            return str(await capstan_host.storage.writeShard(self.js, start, data))
+
+    async def flush(self) -> None:
+        with storage_errors():
+            await self.js.flush()
+
+    async def load(self, plan: LoadPlan, sink: Sink) -> Outcome:
+        assert isinstance(sink, JsSink)
+        with typed_errors():
+            found = await capstan_host.storage.load(json.dumps(plan.as_json()), sink.js, self.js, None)
+        return Outcome(**json.loads(found))
+
+    def memory(self, start: int, length: int) -> JsMemory:
+        return memory(length, start)
+
     def close(self) -> None:
         self.js.close()
 

@@ -4,11 +4,13 @@ model may copy, and the places of pictures.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-__all__ = ["CacheRows", "PictureSpan", "RowSource", "SavedRows"]
+from ..host.storage_interface import Sink
+
+__all__ = ["CacheRows", "FollowingRows", "PictureSpan", "RowBytes", "RowSource", "SavedRows"]
 
 
 class RowSource(Protocol):
@@ -40,29 +42,65 @@ class CacheRows(RowSource, Protocol):
     def free(self) -> None:
         """Free the memory of a copy; it cannot be used again. The caches of a sequence are not changed."""
 
-    async def read(self, length: int) -> SavedRows:
-        """The first `length` positions in the host's memory. Raises OutOfMemoryError."""
+    @property
+    def base(self) -> int:
+        """The first position that sliding caches hold."""
+
+    def read(self, length: int) -> AsyncIterator[bytes | bytearray]:
+        """The first `length` positions of each cache, [heads, positions, head size], in the order of
+        `GraphDescription.cache`; one cache is in the host's memory at a time. Raises OutOfMemoryError.
+        """
 
     def takes(self, base: int, length: int) -> bool:
-        """Whether the next position has all positions to which it attends after a `write` of `length` positions whose
+        """Whether the next position has all positions to which it attends after a `load` of `length` positions whose
         sliding caches begin at `base`.
         """
 
-    def write(self, rows: SavedRows, length: int) -> None:
-        """Overwrite the first `length` positions with those of `rows`, which has no more than these."""
+    async def load(self, rows: SavedRows, length: int) -> None:
+        """Overwrite the first `length` positions with those of `rows`, which has no more than these. Raises
+        StorageError.
+        """
+
+
+class RowBytes(Protocol):
+    """The rows of a sequence's caches, one cache after the other, in memory or in a file."""
+
+    async def read(self, start: int, length: int) -> bytes | bytearray | memoryview:
+        """Some bytes. Raises StorageError if they are damaged."""
+
+    @property
+    def in_file(self) -> bool:
+        """Whether `pour` works."""
+
+    async def pour(self, sink: Sink) -> None:
+        """Give the sink all bytes from a file, without Python's memory. Raises StorageError if they are damaged; the
+        sink may then have some of them.
+        """
 
 
 @dataclass(frozen=True)
 class SavedRows:
-    """The first positions of a sequence's caches in the host's memory."""
+    """The first positions of a sequence's caches outside of a device."""
 
-    caches: Sequence[bytes | memoryview]
-    """The rows of each cache, [heads, positions, head size], in the order of `GraphDescription.cache`."""
+    sizes: Sequence[int]
+    """Bytes of each cache, [heads, positions, head size], in the order of `GraphDescription.cache`."""
+    bytes: RowBytes
     base: int = 0
     """The first position that sliding caches hold."""
 
-    def copy_to(self, target: CacheRows, length: int) -> None:
-        target.write(self, length)
+    async def each(self) -> AsyncIterator[memoryview]:
+        """The rows of one cache after the other. Raises StorageError."""
+        at = 0
+        for size in self.sizes:
+            yield memoryview(await self.bytes.read(at, size))
+            at += size
+
+
+class FollowingRows:
+    """Rows that `CacheRows.load` writes after `DecoderRow.adopt`."""
+
+    def copy_to(self, target: Any, length: int) -> None:
+        """Copies nothing."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -25,7 +25,7 @@ from .shortlist import ScoredToken, Shortlist
 from .snapshots import Snapshots
 
 if TYPE_CHECKING:
-    from ..graph import GraphDescription
+    from ..graph import CachePair, GraphDescription
     from .cache_rows import PictureSpan
     from .device_interface import BoundSpan
     from .lora_weights import LoraWeights
@@ -80,8 +80,8 @@ class Runner(Protocol):
     def adopt(self, other: Any, length: int) -> None:
         """Copy the first `length` positions of another runner's cache, which may have another size."""
 
-    def write(self, caches: Sequence[bytes | memoryview], length: int) -> None:
-        """Make the first `length` positions of the caches these, [heads, length, head size] each."""
+    def write(self, pair: CachePair, data: bytes | memoryview, length: int) -> None:
+        """Make the first `length` positions of a cache these bytes, [heads, length, head size]."""
 
     def set_lora(self, lora: LoraWeights | None) -> None:
         """Run the model with these LoRA adapters; None removes them."""
@@ -122,15 +122,21 @@ class HostCaches:
     def free(self) -> None:
         self.runner.close()
 
-    async def read(self, length: int) -> SavedRows:
-        runner = self.runner
-        return SavedRows([(await runner.carried(pair.past, length)).data for pair in runner.about.cache])
+    @property
+    def base(self) -> int:
+        return 0
+
+    async def read(self, length: int) -> AsyncIterator[bytes]:
+        for pair in self.runner.about.cache:
+            yield (await self.runner.carried(pair.past, length)).data
 
     def takes(self, base: int, length: int) -> bool:
         return base == 0
 
-    def write(self, rows: SavedRows, length: int) -> None:
-        self.runner.write(rows.caches, length)
+    async def load(self, rows: SavedRows, length: int) -> None:
+        caches = rows.each()
+        for pair in self.runner.about.cache:
+            self.runner.write(pair, await anext(caches), length)
 
 
 def undraftable(stateful: bool, keeps_all: bool) -> str | None:

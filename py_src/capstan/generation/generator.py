@@ -26,6 +26,7 @@ from .prompt import checked_prompts
 from .row_loop import RowLoop
 from .saved_state import restore_state, save_state
 from .speculation_policy import SpeculationPolicy
+from .state_format import KeptRows, RowSink, SavedState
 from .token_scores import Score, score_tokens
 
 if TYPE_CHECKING:
@@ -336,7 +337,9 @@ class Generator(GeneratedRows):
         later load cannot recognise.
         """
         async with self._turn:
-            return await self._loop.surviving(partial(save_state, self._loop))
+            kept = KeptRows()
+            header = await self._loop.surviving(partial(save_state, self._loop, kept))
+            return SavedState.as_bytes(header, kept.shards)
 
     def save_state(self) -> bytes:
         """`save_state_async`, blocking."""
@@ -351,11 +354,21 @@ class Generator(GeneratedRows):
         the errors of `save_state`.
         """
         async with self._turn:
-            await self._loop.surviving(partial(restore_state, self._loop, state))
+            await self._loop.surviving(partial(restore_state, self._loop, SavedState.of_bytes(state)))
 
     def restore_state(self, state: Buffer) -> None:
         """`restore_state_async`, blocking."""
         self._wait(self.restore_state_async(state), "restore_state", "await restore_state_async(state)")
+
+    async def save_rows(self, sink: RowSink) -> dict[str, Any]:
+        """As `save_state_async`, with the rows in a sink; returns the header."""
+        async with self._turn:
+            return await self._loop.surviving(partial(save_state, self._loop, sink))
+
+    async def restore_rows(self, state: SavedState) -> None:
+        """As `restore_state_async`, from a state whose rows may be in a file."""
+        async with self._turn:
+            await self._loop.surviving(partial(restore_state, self._loop, state))
 
     async def aside(self, action: Callable[[RowDecoder], Awaitable[T]]) -> T:
         """Record the decode step, read the bursts under way, keep their tokens and call `action` with the decoder.

@@ -1,46 +1,30 @@
-"""Saves a generator's tokens with the rows of its KV cache as bytes, from which another generator continues.
-
-The bytes are a line with the version of the format, the SHA-256 of all bytes after it, the header's length (u32,
-little-endian), the header (JSON), and the rows of each cache in the order of the graph.
-"""
+"""Saves a generator's tokens with the rows of its KV cache, from which another generator continues."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from ..adapters import LoadedAdapter
-from ..device.cache_rows import SavedRows
+from ..device.cache_rows import FollowingRows, SavedRows
 from ..device.element_types import byte_count
-from ..device.prefix_cache import Content
 from ..errors import OptionError, StorageError, UnsupportedModelError
-from ..model_files.bounded_json import NotJsonError, clipped, read_json
+from ..model_files.bounded_json import clipped
 from .prompt import checked_prompts
 from .row_loop import RowLoop
+from .state_format import AGAIN, RowSink, SavedState, write_shards
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer
-
     from ..graph import GraphDescription
     from ..model import Model
 
-__all__ = ["restore_state", "save_state", "state_contents"]
-
-FORMAT = b"capstan state "
-VERSION = b"1\n"
-"""Raised when the header, the order of the rows or their meaning changes."""
-DIGEST, LENGTH = 32, 4
-"""Bytes of the digest, and of the header's length."""
-AGAIN = "append the tokens instead, and the model runs on them"
+__all__ = ["restore_state", "save_state"]
 
 
-async def save_state(loop: RowLoop) -> bytes:
-    """The sequence of a loop of one row, with the rows of the positions that the model has run. Raises OptionError,
-    UnsupportedModelError, StorageError, and PromptError for an empty sequence.
+async def save_state(loop: RowLoop, sink: RowSink) -> dict[str, Any]:
+    """Give a sink the rows of the positions that the model has run, of a loop of one row; returns the header of the
+    state. Raises OptionError, UnsupportedModelError, StorageError, and PromptError for an empty sequence.
     """
     loop.require_tokens()
     about = identity(loop)
@@ -54,30 +38,28 @@ async def save_state(loop: RowLoop) -> bytes:
     if not caches.holds(row.valid):
         # Caches that slide have moved on with the picks that ran ahead.
         await loop.policy.settle()
-    rows = await caches.read(row.valid)
+    base, size = caches.base, sum(cache_sizes(loop.model.graph, row.valid, caches.base))
     tokens = {"tokens": list(row.tokens), "appended": row.appended, "contents": [asdict(each) for each in row.contents]}
-    header = json.dumps({**about, **tokens, "long": loop.long, "length": row.valid, "base": rows.base}).encode()
-    parts = [len(header).to_bytes(LENGTH, "little"), header, *rows.caches]
-    sealed = hashlib.sha256()
-    for part in parts:
-        sealed.update(part)
-    return b"".join([FORMAT, VERSION, sealed.digest(), *parts])
+    tokens |= {"long": loop.long, "length": row.valid, "base": base}
+    await sink.begin(size)
+    digests = await write_shards(caches.read(row.valid), sink)
+    return {**about, **tokens, "bytes": size, "digests": digests}
 
 
-async def restore_state(loop: RowLoop, state: Buffer) -> None:
+async def restore_state(loop: RowLoop, state: SavedState) -> None:
     """Make an empty loop of one row continue from a saved state. After an error the loop is empty. Raises StorageError
-    for bytes that are damaged, OptionError for a state of another model, adapter, cache type or version, and the errors
-    of `save_state` and `append_tokens`.
+    for rows that are damaged, OptionError for a state of another model, adapter or cache type, and the errors of
+    `save_state` and `append_tokens`.
     """
     loop.require_open()
     if loop.length:
         raise OptionError(f"the sequence has {loop.length} tokens; restore into an empty one: rewind_to(0) first")
     about = identity(loop)
-    header, payload = opened(state)
+    header = state.header
     require_same(header, about)
     model = loop.model
     [prompt] = checked_prompts(header["tokens"], 1, model.config, 0, loop.max_length, loop.options.pad_token_id)
-    rows, length = rows_of(model.graph, header, payload), header["length"]
+    rows, length = rows_of(model.graph, state), header["length"]
     await loop.flight.drain()
     loop.counts.end(loop.decoder)
     decoder = await loop.ready_decoder()
@@ -95,20 +77,20 @@ async def restore_state(loop: RowLoop, state: Buffer) -> None:
                 f"the state's caches over a window begin at position {rows.base}, and a generator with a max_length of "
                 f"{loop.max_length} keeps all positions: set max_length to the one with which it was saved"
             )
-        decoder.row(0).adopt(rows, length)
+        decoder.row(0).adopt(FollowingRows(), length)
+        # Growing caches have as many positions as were adopted.
+        caches = decoder.row(0).caches()
+        assert caches is not None, "models with states were refused"
+        await caches.load(rows, length)
+        loop.require_open()
         [row] = loop.rows
         # The last token runs again, for the logits after it.
         row.valid = min(length, len(row.tokens) - 1)
-        row.contents = tuple(Content(**each) for each in header["contents"])
+        row.contents = state.contents
         loop.reused += row.valid
     except BaseException:
         loop.rewind(0)
         raise
-
-
-def state_contents(state: Buffer) -> tuple[Content, ...]:
-    """The pictures in the tokens of a saved state. Raises StorageError, OptionError."""
-    return tuple(Content(**each) for each in opened(state)[0]["contents"])
 
 
 def identity(loop: RowLoop) -> dict[str, Any]:
@@ -149,68 +131,6 @@ def named_files(model: Model) -> Mapping[str, list[str]]:
     return names
 
 
-def opened(state: Buffer) -> tuple[dict[str, Any], memoryview]:
-    """The header and the rows of a saved state whose digest is right. Raises StorageError, OptionError."""
-    data = memoryview(state).cast("B")
-    start = len(FORMAT) + len(VERSION)
-    found = bytes(data[:start])
-    if not found.startswith(FORMAT) or not found.endswith(b"\n"):
-        raise StorageError(f"these {len(data)} bytes begin with {clipped(found)}; they are no saved state: {AGAIN}")
-    if not found.endswith(VERSION):
-        version = found[len(FORMAT) :].decode("latin-1").strip()
-        raise OptionError(f"the state has version {clipped(version)} of the format; this Capstan reads 1: {AGAIN}")
-    body = data[start + DIGEST :]
-    if hashlib.sha256(body).digest() != data[start : start + DIGEST]:
-        raise StorageError(f"the state of {len(data)} bytes is cut off or damaged: its digest differs; {AGAIN}")
-    end = LENGTH + int.from_bytes(body[:LENGTH], "little")
-    try:
-        header = read_json(bytes(body[LENGTH:end]))
-    except NotJsonError as error:
-        raise StorageError(f"the state's header is not valid: {error}; {AGAIN}") from error
-    require_header(header)
-    return header, body[end:]
-
-
-def require_header(header: Any) -> None:
-    """Raise StorageError unless the fields have their types: anyone can write a right digest."""
-    kinds: dict[str, type] = {
-        "model": dict,
-        "adapters": list,
-        "caches": list,
-        "tokens": list,
-        "appended": list,
-        "contents": list,
-    }
-    kinds |= {"long": bool, "length": int, "base": int}
-    given = header if isinstance(header, dict) else {}
-    wrong = [name for name, kind in kinds.items() if type(given.get(name)) is not kind]
-    if not wrong:
-        count = len(header["tokens"])
-        flat = [place for pair in header["appended"] if isinstance(pair, list) for place in pair]
-        ranges = [pair for pair in header["appended"] if isinstance(pair, list) and len(pair) == 2]
-        contents = [each for each in header["contents"] if is_content(each, count)]
-        checks = {
-            "length": 0 < header["length"] <= count,
-            "base": 0 <= header["base"] < max(1, header["length"]),
-            "appended": len(ranges) == len(header["appended"]) and is_ascending([0, *flat, count]) and flat[:1] == [0],
-            "contents": len(contents) == len(header["contents"]),
-        }
-        wrong = [name for name, right in checks.items() if not right]
-    if wrong:
-        raise StorageError(f"the state's {wrong[0]} is {clipped(given.get(wrong[0]))}, which no state has; {AGAIN}")
-
-
-def is_ascending(places: Sequence[Any]) -> bool:
-    return all(type(place) is int for place in places) and all(one <= other for one, other in pairwise(places))
-
-
-def is_content(each: Any, count: int) -> bool:
-    """Whether this is a range of the first `count` tokens with a digest."""
-    if not isinstance(each, dict) or set(each) != {"start", "end", "digest"} or not isinstance(each["digest"], str):
-        return False
-    return is_ascending([0, each["start"], each["end"], count])
-
-
 def require_same(header: Mapping[str, Any], about: Mapping[str, Any]) -> None:
     """Raise OptionError if the state is of another model, adapters or caches."""
     given, own = header["model"], about["model"]
@@ -243,15 +163,19 @@ def require_same(header: Mapping[str, Any], about: Mapping[str, Any]) -> None:
         )
 
 
-def rows_of(graph: GraphDescription, header: Mapping[str, Any], payload: memoryview) -> SavedRows:
-    """The rows of each cache. Raises StorageError if they have another size."""
-    sliding, length, base = graph.sliding, header["length"], header["base"]
-    caches, at = [], 0
-    for pair in graph.cache:
-        count = length - base if sliding is not None and pair.past in sliding.pasts else length
-        size = byte_count(graph.cache_dtype, pair.dims(1, count))
-        caches.append(payload[at : at + size])
-        at += size
-    if at != len(payload) or (base and sliding is None):
-        raise StorageError(f"the state has {len(payload)} bytes of rows, {length} tokens have {at}: {AGAIN}")
-    return SavedRows(caches, base)
+def rows_of(graph: GraphDescription, state: SavedState) -> SavedRows:
+    """The rows of a state. Raises StorageError if they have another size."""
+    length, base, size = (state.header[name] for name in ("length", "base", "bytes"))
+    sizes = cache_sizes(graph, length, base)
+    if sum(sizes) != size or (base and graph.sliding is None):
+        raise StorageError(f"the state has {size} bytes of rows, {length} tokens have {sum(sizes)}: {AGAIN}")
+    return SavedRows(sizes, state.rows, base)
+
+
+def cache_sizes(graph: GraphDescription, length: int, base: int) -> list[int]:
+    """Bytes of the rows of each cache; sliding caches hold those from `base` on."""
+    slide = frozenset() if graph.sliding is None else frozenset(graph.sliding.pasts)
+    return [
+        byte_count(graph.cache_dtype, pair.dims(1, length - base if pair.past in slide else length))
+        for pair in graph.cache
+    ]

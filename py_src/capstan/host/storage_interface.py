@@ -190,6 +190,21 @@ class DataFile(Protocol):
     async def sha256(self, start: int, length: int) -> str | None:
         """The SHA-256 of a part, as hex; None if the file is shorter. Raises StorageError."""
 
+    async def write(self, start: int, data: bytes | bytearray | memoryview) -> str:
+        """Write a shard, which begins at `start`, into a file that is open for it; returns its SHA-256 as hex. Raises
+        StorageError.
+        """
+
+    async def flush(self) -> None:
+        """Wait until the disk has all that was written. Raises StorageError."""
+
+    async def load(self, plan: LoadPlan, sink: Sink) -> Outcome:
+        """Load a part into the sink, without another source: shards are compared with the digests of a plan that is
+        `vouched`. Raises StorageError, and the sink's errors.
+        """
+
+    def memory(self, start: int, length: int) -> MemorySink: ...
+
     def close(self) -> None: ...
 
 

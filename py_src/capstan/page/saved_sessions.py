@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing, suppress
 from typing import Any
 
-from ..errors import CapstanError, DeviceLostError
+from ..errors import CapstanError, DeviceLostError, StorageError
 from ..fallback import fall_back
 from ..generation.run_options import SequenceOptions
-from ..generation.saved_state import state_contents
+from ..generation.state_format import SHARD, FileRows, SavedState
 from ..host.session_store import SessionStore, StoredSession
 from ..loading.load_options import rows
 from ..model import Model
@@ -23,18 +24,23 @@ KEPT = {*rows(SequenceOptions), "max_length"} - {"logits_processor"}
 
 async def save(session: PageSession, request: SaveSessionRequest) -> dict[str, Any]:
     """Store a session's messages, with its state if a run has begun one. Raises the errors of Generator.save_state."""
-    state, tokens, options = b"", 0, {}
+    store = await SessionStore.open()
+    rows = store.rows(request["id"], request["budget"], SHARD)
+    tokens, header, options = 0, "", {}
     if (held := session.conversations.get(request["session"])) is not None:
         _, asked, talk = held
         values = zip((*OF_A_GENERATOR, "max_length"), json.loads(asked), strict=False)
         options = {name: value for name, value in values if name in KEPT and value is not None}
         if tokens := talk.generator.token_count():
-            state = await talk.generator.save_state_async()
-    reason = "" if state else "nothing was computed for it when it was saved"
-    store = await SessionStore.open()
-    given = StoredSession(request["id"], list(request["messages"]), options, tokens, reason=reason)
-    stored, evicted = await store.write(given, state, request["budget"])
-    return {**report(stored), "evicted": evicted}
+            try:
+                header = json.dumps(await talk.generator.save_rows(rows))
+            except BaseException:
+                with suppress(StorageError):
+                    await rows.drop()
+                raise
+    reason = "" if header else "nothing was computed for it when it was saved"
+    given = StoredSession(request["id"], list(request["messages"]), options, tokens, header, reason=reason)
+    return {**report(await store.write(given, rows)), "evicted": rows.evicted}
 
 
 async def restore(session: PageSession, request: RestoreSessionRequest) -> dict[str, Any] | None:
@@ -46,22 +52,23 @@ async def restore(session: PageSession, request: RestoreSessionRequest) -> dict[
     found = await store.read(request["id"])
     if found is None:
         return None
-    reason = found.reason or await continued(session, model, request, found, await store.state(found))
+    reason = found.reason or await continued(session, model, request, found, store)
     if reason:
         fall_back(f"the state of the session {found.id!r}", reason, "its messages are computed again")
     return {"messages": found.messages, "tokens": 0 if reason else found.tokens, "reason": reason}
 
 
 async def continued(
-    session: PageSession, model: Model, request: RestoreSessionRequest, found: StoredSession, state: bytes | None
+    session: PageSession, model: Model, request: RestoreSessionRequest, found: StoredSession, store: SessionStore
 ) -> str:
-    """Continue a conversation from a state; returns the reason if it cannot."""
-    if state is None:
-        return "the browser removed its file"
+    """Continue a conversation from its state; returns the reason if it cannot."""
     try:
-        talk = await session.conversation_with(model, {**request, **found.options})  # type: ignore[typeddict-item]
-        await talk.generator.restore_state_async(state)
-        talk.resume(state_contents(state))
+        header = SavedState.header_of(found.header.encode())
+        with closing(await store.open_rows(found, SHARD)) as file:
+            state = SavedState(header, FileRows(file, found.bytes, header["digests"]))
+            talk = await session.conversation_with(model, {**request, **found.options})  # type: ignore[typeddict-item]
+            await talk.generator.restore_rows(state)
+        talk.resume(state.contents)
     except DeviceLostError:
         raise
     except CapstanError as error:

@@ -7,7 +7,7 @@ import { type Assets, placeAssets } from "../wire/assets";
 import { copyBytes, withBytes } from "./crossing";
 import { GpuEngine } from "./engine";
 import { requestAdapter, requireAdapter, summarize } from "../wire/adapter";
-import { type Backing, digest, freeBytes } from "./storage/backing";
+import { type Backing, type DataFile, digest, freeBytes, writeShard } from "./storage/backing";
 import { openBacking } from "./storage/open_backing";
 import { fetchBytes, fetchOptional, fileExists, readNow } from "./storage/files";
 import { forgetFolders, keepFolder } from "./storage/kept_folders";
@@ -98,6 +98,8 @@ const storage = {
   writeText: (backing: Backing, name: string, text: PyProxy) => backing.writeText(name, textOf(text)),
   readBytes: (backing: Backing, name: string) => backing.readBytes(name),
   writeBytes: (backing: Backing, name: string, bytes: PyProxy) => backing.writeBytes(name, copyBytes(bytes)),
+  writeShard: (file: DataFile, start: number, bytes: PyProxy) =>
+    withBytes(bytes, (view) => writeShard(file, start, view)),
   freeBytes,
   setStallTimeout,
   openSource,

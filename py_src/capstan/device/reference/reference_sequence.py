@@ -11,7 +11,7 @@ import numpy as np
 import onnxruntime
 
 from ...errors import ClosedError, PromptError, ValidationError
-from ...graph import GraphDescription, StateTensor
+from ...graph import CachePair, GraphDescription, StateTensor
 from ...graph.logits_to_keep import logits_to_keep
 from ..cache_rows import PictureSpan
 from ..carried_tensor import CarriedTensor, carried
@@ -266,14 +266,13 @@ class ReferenceSequence:
         made.adopt(self, length)
         return made
 
-    def write(self, caches: Sequence[bytes | memoryview], length: int) -> None:
-        """Make the first `length` positions of the caches these, [heads, length, head size] each. The logits are
-        invalid until the next run.
+    def write(self, pair: CachePair, data: bytes | memoryview, length: int) -> None:
+        """Make the first `length` positions of a cache these bytes, [heads, length, head size]; the sequence has this
+        length then. The logits are invalid until the next run.
         """
-        for pair, data in zip(self.about.cache, caches, strict=True):
-            made = np.zeros(pair.dims(1, length if self.about.growing else self.capacity), self.about.cache_dtype)
-            made[:, :, :length] = np.frombuffer(data, self.about.cache_dtype).reshape(pair.dims(1, length))
-            self._caches[pair] = onnxruntime.OrtValue.ortvalue_from_numpy(made)
+        made = np.zeros(pair.dims(1, length if self.about.growing else self.capacity), self.about.cache_dtype)
+        made[:, :, :length] = np.frombuffer(data, self.about.cache_dtype).reshape(pair.dims(1, length))
+        self._caches[pair] = onnxruntime.OrtValue.ortvalue_from_numpy(made)
         self.length = length
 
     def close(self) -> None:
@@ -332,8 +331,8 @@ class ReferenceRunner:
     def adopt(self, other: ReferenceRunner, length: int) -> None:
         self._sequence.adopt(other._sequence, length)
 
-    def write(self, caches: Sequence[bytes | memoryview], length: int) -> None:
-        self._sequence.write(caches, length)
+    def write(self, pair: CachePair, data: bytes | memoryview, length: int) -> None:
+        self._sequence.write(pair, data, length)
 
     def close(self) -> None:
         self._sequence.close()

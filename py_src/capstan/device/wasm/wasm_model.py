@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from ...graph import GraphDescription
+from ...graph import CachePair, GraphDescription
 from ...model_files.genai_config import GenaiConfig
 from ..cache_rows import PictureSpan
 from ..carried_tensor import CarriedTensor, carried
@@ -228,9 +228,8 @@ class WasmRunner:
     def adopt(self, other: WasmRunner, length: int) -> None:
         self._sequence.adopt(other._sequence, length)
 
-    def write(self, caches: Sequence[bytes | memoryview], length: int) -> None:
-        for pair, data in zip(self.about.cache, caches, strict=True):
-            self._sequence.write(pair.past, data, length)
+    def write(self, pair: CachePair, data: bytes | memoryview, length: int) -> None:
+        self._sequence.write(pair.past, data, length)
 
     def close(self) -> None:
         self._sequence.close()

@@ -4,14 +4,17 @@ head.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
 from ...graph import CachePair, GraphDescription
+from ...host.storage_interface import Sink
 from ...memory import BufferRequest, DeviceBuffer, DeviceSpan, StridedCopy
 from ..cache_rows import SavedRows
 from ..device_interface import DeviceInterface
 from ..element_types import byte_count
+from .gpu_engine import WeightPiece
 from .sliding import SlidingWindow
 
 __all__ = ["CacheSpans"]
@@ -34,6 +37,8 @@ class CacheSpans:
     """The sliding caches of a sequence."""
     kept_from: int = 0
     """The first position in the sliding caches of a copy."""
+    upload: Callable[[Sequence[WeightPiece]], Sink] | None = None
+    """Makes a sink that fills buffers with the bytes of a file; a copy is never filled."""
 
     def size(self, length: int) -> int:
         return sum(self._sizes(length, self.base))
@@ -66,14 +71,18 @@ class CacheSpans:
         for buffer in self.owned:
             buffer.close()
 
-    async def read(self, length: int) -> SavedRows:
-        kept = await self.kept(length)
+    async def read(self, length: int) -> AsyncIterator[bytearray]:
+        sizes = self._sizes(length, self.base)
+        [room] = await self.device.allocate_all([BufferRequest("saved rows", max(sizes), "persistent")], self.owner)
         try:
-            caches = [bytearray(span.length) for span in kept.spans]
-            await self.device.copy_all_to_cpu(list(zip(kept.spans, caches, strict=True)))
+            for pair, source, size in zip(self.about.cache, self.spans, sizes, strict=True):
+                rows, dense = bytearray(size), size // pair.heads
+                stride = self._position(pair) * self.room(pair)
+                self.device.copy_strided([StridedCopy(source, stride, room.span(), dense, dense, pair.heads)])
+                await self.device.copy_all_to_cpu([(room.span(0, size), rows)])
+                yield rows
         finally:
-            kept.free()
-        return SavedRows([memoryview(each) for each in caches], kept.base)
+            room.close()
 
     def takes(self, base: int, length: int) -> bool:
         sliding, window = self.about.sliding, self.window
@@ -81,16 +90,38 @@ class CacheSpans:
             return base == 0
         return sliding.holds(base, length) and window is not None and window.slides
 
-    def write(self, rows: SavedRows, length: int) -> None:
-        base = self._begin(rows.base, length)
-        for pair, span, data in zip(self.about.cache, self.spans, rows.caches, strict=True):
-            position = byte_count(self.about.cache_dtype, (pair.head_size,))
-            first, held = (base, rows.base) if self._slides(pair) else (0, 0)
-            size, given = position * (length - first), position * (length - held)
+    async def load(self, rows: SavedRows, length: int) -> None:
+        places = self._places(rows, length)
+        if rows.bytes.in_file and self.upload is not None:
+            # JavaScript moves them from the file to the GPU.
+            pieces = [
+                WeightPiece(place.buffer.handle, start, place.length, place.offset)
+                for spans in places
+                for place, start in spans
+            ]
+            await rows.bytes.pour(self.upload(pieces))
+            return
+        at = 0
+        caches = rows.each()
+        for spans, size in zip(places, rows.sizes, strict=True):
+            data = await anext(caches)
+            for place, start in spans:
+                self.device.copy_cpu_to_device(place, data[start - at : start - at + place.length])
+            at += size
+
+    def _places(self, rows: SavedRows, length: int) -> list[list[tuple[DeviceSpan, int]]]:
+        """For each cache, the spans of its heads and the places of their bytes among those of `rows`."""
+        base, at = self._begin(rows.base, length), 0
+        places: list[list[tuple[DeviceSpan, int]]] = []
+        for pair, span, size in zip(self.about.cache, self.spans, rows.sizes, strict=True):
+            position, given = self._position(pair), size // pair.heads
+            skipped = position * (base - rows.base) if self._slides(pair) else 0
+            places.append([])
             for head in range(pair.heads):
-                end = (head + 1) * given
-                place = span.sub(head * position * self.room(pair), size)
-                self.device.copy_cpu_to_device(place, data[end - size : end])
+                place = span.sub(head * position * self.room(pair), given - skipped)
+                places[-1].append((place, at + head * given + skipped))
+            at += size
+        return places
 
     @property
     def base(self) -> int:
@@ -122,7 +153,7 @@ class CacheSpans:
         """
         copies = []
         for pair, source, destination in zip(self.about.cache, self.spans, target.spans, strict=True):
-            position = byte_count(self.about.cache_dtype, (pair.head_size,))
+            position = self._position(pair)
             strides = position * self.room(pair), position * target.room(pair)
             first = base if self._slides(pair) else 0
             skipped = position * (first - self.base) if self._slides(pair) else 0
@@ -131,6 +162,10 @@ class CacheSpans:
                 StridedCopy(part, strides[0], destination, strides[1], position * (length - first), pair.heads)
             )
         self.device.copy_strided(copies)
+
+    def _position(self, pair: CachePair) -> int:
+        """Bytes of one position of a head."""
+        return byte_count(self.about.cache_dtype, (pair.head_size,))
 
     def _slides(self, pair: CachePair) -> bool:
         return self.about.sliding is not None and pair.past in self.about.sliding.pasts

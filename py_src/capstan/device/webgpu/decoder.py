@@ -25,7 +25,7 @@ from ..row_interface import ONE, Burst, RowDecoder
 from ..shortlist import ScoredToken
 from .cache_spans import CacheSpans
 from .drafted_steps import DraftedSteps
-from .gpu_engine import GpuEngine
+from .gpu_engine import GpuEngine, WeightPiece
 from .gpu_waits import to_its_end
 from .prompt_runs import PromptRuns, RunMaker
 from .rehearsal import Rehearsal
@@ -38,6 +38,7 @@ from .tapes.row_tapes import RowTape
 from .tapes.tape_scratch import TapeScratch
 
 if TYPE_CHECKING:
+    from ...host.storage_interface import Sink
     from ..cache_rows import PictureSpan
     from ..device_interface import BoundSpan
     from .tapes.decode_step import DecodeStep
@@ -183,7 +184,13 @@ class WebGpuDecoder(SampledRows, SampledRow):
         # Growing caches have as many positions as the sequence.
         positions = self.runs.held if about.growing else self.capacity
         owner, sliding = f"{buffers.owner}, kept", buffers.sliding
-        return CacheSpans(self._device, about, buffers.cache_spans, positions, owner, window=sliding)
+        return CacheSpans(
+            self._device, about, buffers.cache_spans, positions, owner, window=sliding, upload=self.upload
+        )
+
+    def upload(self, pieces: Sequence[WeightPiece]) -> Sink:
+        """A sink that fills buffers with the bytes of a file."""
+        return self._engine.upload_weights(pieces)
 
     async def rest(self) -> None:
         await self.runs.rest()

@@ -68,7 +68,9 @@ class JointRow(SampledRow):
         spans = tuple(buffers.part(name, self.number) for name in buffers.caches)
         window = buffers.window(self.number) or self._one.buffers.sliding
         owner = f"{buffers.owner}, kept"
-        return CacheSpans(buffers.device, buffers.about, spans, buffers.capacity, owner, window=window)
+        return CacheSpans(
+            buffers.device, buffers.about, spans, buffers.capacity, owner, window=window, upload=self._one.upload
+        )
 
     def adopt(self, source: RowSource, length: int) -> None:
         target = self.caches()

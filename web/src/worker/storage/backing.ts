@@ -37,6 +37,15 @@ export async function digest(file: DataFile, start: number, length: number): Pro
   return (await file.read(chunk, start, length)) === length ? chunk.sha256(length) : null;
 }
 
+/** Write bytes that begin a shard at `start`; returns their SHA-256 as hex. */
+export async function writeShard(file: DataFile, start: number, bytes: Uint8Array<ArrayBuffer>): Promise<string> {
+  const { length } = bytes;
+  const chunk = new Chunk(length);
+  chunk.view(length).set(bytes);
+  const [digest] = await Promise.all([chunk.sha256(length), file.write(chunk, start, length)]);
+  return digest;
+}
+
 /** The bytes that this origin may still store; null if the browser does not report them. */
 export async function freeBytes(): Promise<number | null> {
   try {

@@ -84,7 +84,7 @@ export class WeightLoad {
     private readonly assets: Assets | null,
     private readonly target: Target,
     private readonly file: DataFile | null | undefined,
-    private readonly told: (done: number) => void,
+    private readonly told: ((done: number) => void) | null | undefined,
     private readonly source?: Source,
     private readonly backing?: Backing | null,
     private readonly hash?: ((start: number, bytes: Uint8Array<ArrayBuffer>) => void) | null,
@@ -98,7 +98,7 @@ export class WeightLoad {
   async run(): Promise<Outcome> {
     const { plan, target, file, outcome } = this;
     const begun = performance.now();
-    if (await target.takeEarly?.()?.finished(plan, file?.name, this.told)) outcome.at = plan.end;
+    if (await target.takeEarly?.()?.finished(plan, file?.name, this.told ?? (() => {}))) outcome.at = plan.end;
     let before = Promise.resolve();
     const fetched = plan.end - outcome.at - plan.stored.length * plan.shard;
     if (this.assets && (plan.vouched || plan.writes) && fetched >= HASHED_BESIDE)
@@ -175,7 +175,8 @@ export class WeightLoad {
       const read: ReadAt = (into, from) => chunk.copy(into, from - at);
       if (wanted && found > 0) await this.wait("target", () => this.target.put(at, found, read));
     }
-    this.told((this.outcome.at = at + found));
+    this.outcome.at = at + found;
+    this.told?.(this.outcome.at);
   }
 
   /** Read a stored shard; whether it is what its digest says, where it is compared. */
@@ -192,15 +193,16 @@ export class WeightLoad {
     return false;
   }
 
-  /** Fetch a shard; returns its bytes. */
+  /** Fetch a shard, without a source from the file; returns its bytes. */
   private async fetch(chunk: Chunk, at: number, shard: number, length: number): Promise<number> {
-    const { plan, source } = this;
+    const { plan, source, file } = this;
+    if (!source) return this.wait("store", () => file!.read(chunk, at, length));
     let found = 0;
     try {
       found = await this.wait("source", async () => {
-        if (plan.alone) return source!.readAt(chunk, at, length);
-        if (source!.position !== at || source!.end === at) await source!.seek(at, this.endOfRequest(shard));
-        return source!.read(chunk, length);
+        if (plan.alone) return source.readAt(chunk, at, length);
+        if (source.position !== at || source.end === at) await source.seek(at, this.endOfRequest(shard));
+        return source.read(chunk, length);
       });
       if (!plan.alone) this.expectNext();
       if (found < length && plan.size !== null) {
