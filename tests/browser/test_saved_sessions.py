@@ -43,11 +43,13 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     sees = tmp_path_factory.mktemp("saved") / "sees"
     shutil.copytree(FIXTURES / "vision/nano-gemma3-vl", sees)
     (sees / "chat_template.jinja").write_text(TEMPLATE)
+    phi = shutil.copytree(FIXTURES / "nano-phi4", sees.parent / "phi")
+    (phi / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }} {% endfor %}")
     other = shutil.copytree(FIXTURES / "nano-qwen2", sees.parent / "other")
     weights = bytearray((other / "model.onnx.data").read_bytes())
     weights[100] ^= 1
     (other / "model.onnx.data").write_bytes(weights)
-    models = {"sees": sees, "one": FIXTURES / "nano-qwen2", "other": other}
+    models = {"sees": sees, "one": FIXTURES / "nano-qwen2", "other": other, "phi": phi}
     with running(SiteServer(assemble(), models)) as server:
         yield server.url + "blank.html"
 
@@ -108,7 +110,7 @@ def test_a_reloaded_page_continues(load: dict[str, Any], options: dict[str, Any]
     assert (saved["reason"], saved["evicted"], saved["messages"]) == ("", [], 5)
     assert saved["bytes"] > saved["tokens"] > 30
     assert [each["id"] for each in after["list"]] == ["talk"]
-    assert after["restored"] == {"tokens": saved["tokens"], "reason": ""}
+    assert after["restored"] == {"tokens": saved["tokens"], "bits": 0, "reason": ""}
 
 
 UNUSABLE = """async ([model, change]) => {
@@ -149,6 +151,40 @@ def test_a_state_that_cannot_be_used_is_computed_again(page: Page) -> None:
         assert (found["restored"]["tokens"], found["messages"]) == (0, 5)
         assert found["continued"] == [before["unbroken"][0], 0], "computed as from the beginning"
         assert "its messages are computed again" in found["told"]
+
+
+NARROW = """async ([bits]) => {
+  const options = { temperature: 0, maxTokens: 8 };
+  const found = { restored: [], continued: [] };
+  let llm = await load("phi", { device: "webgpu" });
+  const session = llm.session();
+  await session.send("hello you and all the others there", options).result;
+  found.whole = (await session.save("whole")).bytes;
+  found.saved = await session.save("talk", { bits });
+  for (const device of ["webgpu", "wasm"]) {
+    llm.close();
+    llm = await load("phi", { device });
+    const again = await llm.restore("talk");
+    found.restored.push(again.restored);
+    found.continued.push(await ids(again.send("and more", options)));
+  }
+  found.refused = await failure(llm.session().save("x", { bits: 5 }));
+  llm.close();
+  return found;
+}"""
+
+
+@pytest.mark.parametrize(("bits", "share"), [(8, 34 / 128), (4, 20 / 128)])
+def test_rows_in_fewer_bits_are_widened_alike_on_each_device(bits: int, share: float, page: Page) -> None:
+    found = page.evaluate(NARROW, [bits])
+    assert found["saved"]["bytes"] == pytest.approx(found["whole"] * share)
+    assert found["restored"] == [{"tokens": found["saved"]["tokens"], "bits": bits, "reason": ""}] * 2
+    [on_gpu, on_cpu] = found["continued"]
+    assert on_gpu == on_cpu
+    assert on_gpu[1] > 10
+    code, message = found["refused"]
+    assert code == "OptionError"
+    assert "0, 4 or 8" in message
 
 
 BUDGET = """async () => {

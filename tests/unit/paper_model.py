@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from array import array
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Coroutine, Mapping, Sequence
 from collections.abc import Generator as Steps
 from typing import Any, Protocol, TypeVar, cast
 
@@ -98,7 +98,7 @@ class PaperCaches:
     def base(self) -> int:
         return 0
 
-    async def read(self, length: int) -> AsyncIterator[bytes]:
+    async def read(self, length: int) -> AsyncGenerator[bytes | bytearray]:
         yield bytes(self.tokens[:length])
 
     def takes(self, base: int, length: int) -> bool:

@@ -230,6 +230,7 @@ HOSTILE: dict[str, Any] = {
     "model": [{}, [], {"graph": 1, "files": {}}, {"graph": "", "files": None}],
     "adapters": [["0"], [0], {}],
     "caches": [[], [[]], [0], None],
+    "bits": [8, 5, -8, None],
     "bytes": [0, -1, 1 << 60, 5, None],
     "digests": [[], ["0"], [0], ["0", "0"], None],
 }

@@ -14,6 +14,7 @@ import pyodide
 from pyodide.ffi import can_run_sync as _can_run_sync
 from pyodide.ffi import run_sync as _run_sync
 
+from ..device.narrow_rows import WIDE
 from ..device.wasm.cpu_program import CpuProgram
 from ..fallback import fall_back
 from ..graph import UnpackedWeight, WideWeight
@@ -42,6 +43,7 @@ __all__ = [
     "file_exists",
     "gpu",
     "mount_file",
+    "narrow_rows",
     "now",
     "open_gpu",
     "open_program",
@@ -54,6 +56,7 @@ __all__ = [
     "tokenizer_backend",
     "wait",
     "wide_bytes",
+    "widen_rows",
 ]
 
 T = TypeVar("T")
@@ -272,6 +275,16 @@ async def ready_made(name: str, size: int, dtype: str) -> ReadyMade | None:
     if not hasattr(found, "sha256"):
         return None
     return ReadyMade(int(found.header), str(found.sha256), found.text if isinstance(found.text, str) else None)
+
+
+def narrow_rows(rows: bytes | bytearray | memoryview, dtype: str, bits: int) -> bytes:
+    """See capstan.host.Host (web/src/worker/narrow_rows.ts)."""
+    return bytes(capstan_host.narrowRows(rows, WIDE[dtype], bits).to_bytes())
+
+
+def widen_rows(rows: bytes | bytearray | memoryview, dtype: str, bits: int) -> bytes:
+    """See capstan.host.Host (web/src/worker/narrow_rows.ts)."""
+    return bytes(capstan_host.widenRows(rows, WIDE[dtype], bits).to_bytes())
 
 
 async def phonemize(text: str, language: str) -> str:

@@ -53,12 +53,14 @@ from .host_calls import (
     can_wait,
     configure,
     end_trace,
+    narrow_rows,
     now,
     phonemize,
     ready_made,
     token_walks,
     tokenizer_backend,
     wait,
+    widen_rows,
 )
 from .onnx_sessions import in_memory, wasm_opener
 from .page_storage import backing, forget, listing, stall_after
@@ -80,6 +82,7 @@ __all__ = [
     "gguf_place",
     "has_webgpu",
     "listing",
+    "narrow_rows",
     "now",
     "open_device",
     "open_model",
@@ -94,6 +97,7 @@ __all__ = [
     "token_walks",
     "tokenizer_backend",
     "wait",
+    "widen_rows",
 ]
 """The members of DeviceHost."""
 

@@ -4,11 +4,13 @@ model may copy, and the places of pictures.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ..host import current_host
 from ..host.storage_interface import Sink
+from .narrow_rows import NarrowRows
 
 __all__ = ["CacheRows", "FollowingRows", "PictureSpan", "RowBytes", "RowSource", "SavedRows"]
 
@@ -46,7 +48,7 @@ class CacheRows(RowSource, Protocol):
     def base(self) -> int:
         """The first position that sliding caches hold."""
 
-    def read(self, length: int) -> AsyncIterator[bytes | bytearray]:
+    def read(self, length: int) -> AsyncGenerator[bytes | bytearray]:
         """The first `length` positions of each cache, [heads, positions, head size], in the order of
         `GraphDescription.cache`; one cache is in the host's memory at a time. Raises OutOfMemoryError.
         """
@@ -87,12 +89,21 @@ class SavedRows:
     bytes: RowBytes
     base: int = 0
     """The first position that sliding caches hold."""
+    narrow: NarrowRows | None = None
+    """How fewer bits stand for the numbers in `bytes`."""
+
+    def stored(self, size: int) -> int:
+        """The bytes that stand for `size` bytes of a cache."""
+        return size if self.narrow is None else self.narrow.size(size)
 
     async def each(self) -> AsyncIterator[memoryview]:
         """The rows of one cache after the other. Raises StorageError."""
         at = 0
-        for size in self.sizes:
-            yield memoryview(await self.bytes.read(at, size))
+        for size in map(self.stored, self.sizes):
+            rows = await self.bytes.read(at, size)
+            if self.narrow is not None:
+                rows = current_host().widen_rows(rows, self.narrow.dtype, self.narrow.bits)
+            yield memoryview(rows)
             at += size
 
 

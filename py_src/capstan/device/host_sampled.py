@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -126,7 +126,7 @@ class HostCaches:
     def base(self) -> int:
         return 0
 
-    async def read(self, length: int) -> AsyncIterator[bytes]:
+    async def read(self, length: int) -> AsyncGenerator[bytes | bytearray]:
         for pair in self.runner.about.cache:
             yield (await self.runner.carried(pair.past, length)).data
 

@@ -327,23 +327,27 @@ class Generator(GeneratedRows):
         """`set_logits_async`, blocking."""
         self._wait(self.set_logits_async(values), "set_logits", "await set_logits_async(values)")
 
-    async def save_state_async(self) -> bytes:
+    async def save_state_async(self, bits: int = 0) -> bytes:
         """The tokens with their rows of the KV cache, from which `restore_state` of another generator continues, also
         in a later page or process: about as many bytes as the cache has for these tokens. It has no search options, and
         of pictures only digests: give them to `see` again after restoring.
 
-        Raises OptionError for several rows and if an adapter was set after tokens, UnsupportedModelError for models
+        With `bits` 8 or 4 the rows take a half or a third of float16's bytes, and are widened when they are restored:
+        later tokens may differ (docs/saved_conversations.md).
+
+        Raises OptionError for several rows, if an adapter was set after tokens, and for bits that the caches do not
+        allow, UnsupportedModelError for models
         that hear or that have recurrent states, PromptError for an empty sequence, StorageError for weights that a
         later load cannot recognise.
         """
         async with self._turn:
             kept = KeptRows()
-            header = await self._loop.surviving(partial(save_state, self._loop, kept))
+            header = await self._loop.surviving(partial(save_state, self._loop, kept, bits))
             return SavedState.as_bytes(header, kept.shards)
 
-    def save_state(self) -> bytes:
+    def save_state(self, bits: int = 0) -> bytes:
         """`save_state_async`, blocking."""
-        return self._wait(self.save_state_async(), "save_state", "await save_state_async()")
+        return self._wait(self.save_state_async(bits), "save_state", "await save_state_async()")
 
     async def restore_state_async(self, state: Buffer) -> None:
         """Continue a saved sequence: the model runs only on its last token again, for the logits after it. The sequence
@@ -360,10 +364,10 @@ class Generator(GeneratedRows):
         """`restore_state_async`, blocking."""
         self._wait(self.restore_state_async(state), "restore_state", "await restore_state_async(state)")
 
-    async def save_rows(self, sink: RowSink) -> dict[str, Any]:
+    async def save_rows(self, sink: RowSink, bits: int = 0) -> dict[str, Any]:
         """As `save_state_async`, with the rows in a sink; returns the header."""
         async with self._turn:
-            return await self._loop.surviving(partial(save_state, self._loop, sink))
+            return await self._loop.surviving(partial(save_state, self._loop, sink, bits))
 
     async def restore_rows(self, state: SavedState) -> None:
         """As `restore_state_async`, from a state whose rows may be in a file."""

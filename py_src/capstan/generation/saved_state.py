@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ..adapters import LoadedAdapter
 from ..device.cache_rows import FollowingRows, SavedRows
 from ..device.element_types import byte_count
+from ..device.narrow_rows import NarrowRows, require_narrow
 from ..errors import OptionError, StorageError, UnsupportedModelError
+from ..host import current_host
 from ..model_files.bounded_json import clipped
 from .prompt import checked_prompts
 from .row_loop import RowLoop
@@ -22,12 +25,13 @@ if TYPE_CHECKING:
 __all__ = ["restore_state", "save_state"]
 
 
-async def save_state(loop: RowLoop, sink: RowSink) -> dict[str, Any]:
+async def save_state(loop: RowLoop, sink: RowSink, bits: int = 0) -> dict[str, Any]:
     """Give a sink the rows of the positions that the model has run, of a loop of one row; returns the header of the
-    state. Raises OptionError, UnsupportedModelError, StorageError, and PromptError for an empty sequence.
+    state. With 8 or 4 `bits` the rows are narrowed. Raises OptionError, UnsupportedModelError, StorageError, and PromptError for an empty sequence.
     """
     loop.require_tokens()
     about = identity(loop)
+    require_narrow(loop.model.graph, bits)
     while loop.flight and not loop.stale:
         await loop.read()
     if loop.stale:
@@ -38,12 +42,24 @@ async def save_state(loop: RowLoop, sink: RowSink) -> dict[str, Any]:
     if not caches.holds(row.valid):
         # Caches that slide have moved on with the picks that ran ahead.
         await loop.policy.settle()
-    base, size = caches.base, sum(cache_sizes(loop.model.graph, row.valid, caches.base))
+    graph, base = loop.model.graph, caches.base
+    rows, narrow = caches.read(row.valid), NarrowRows(graph.cache_dtype, bits) if bits else None
+    size = sum(cache_sizes(graph, row.valid, base))
     tokens = {"tokens": list(row.tokens), "appended": row.appended, "contents": [asdict(each) for each in row.contents]}
     tokens |= {"long": loop.long, "length": row.valid, "base": base}
+    if narrow is not None:
+        size, rows = narrow.size(size), narrowed(rows, narrow)
     await sink.begin(size)
-    digests = await write_shards(caches.read(row.valid), sink)
-    return {**about, **tokens, "bytes": size, "digests": digests}
+    digests = await write_shards(rows, sink)
+    return {**about, **tokens, "bits": bits, "bytes": size, "digests": digests}
+
+
+async def narrowed(
+    caches: AsyncGenerator[bytes | bytearray], narrow: NarrowRows
+) -> AsyncGenerator[bytes | bytearray]:
+    async with aclosing(caches):
+        async for rows in caches:
+            yield current_host().narrow_rows(rows, narrow.dtype, narrow.bits)
 
 
 async def restore_state(loop: RowLoop, state: SavedState) -> None:
@@ -165,11 +181,14 @@ def require_same(header: Mapping[str, Any], about: Mapping[str, Any]) -> None:
 
 def rows_of(graph: GraphDescription, state: SavedState) -> SavedRows:
     """The rows of a state. Raises StorageError if they have another size."""
-    length, base, size = (state.header[name] for name in ("length", "base", "bytes"))
-    sizes = cache_sizes(graph, length, base)
-    if sum(sizes) != size or (base and graph.sliding is None):
-        raise StorageError(f"the state has {size} bytes of rows, {length} tokens have {sum(sizes)}: {AGAIN}")
-    return SavedRows(sizes, state.rows, base)
+    length, base, bits, size = (state.header[name] for name in ("length", "base", "bits", "bytes"))
+    require_narrow(graph, bits)
+    narrow = NarrowRows(graph.cache_dtype, bits) if bits else None
+    rows = SavedRows(cache_sizes(graph, length, base), state.rows, base, narrow)
+    expected = rows.stored(sum(rows.sizes))
+    if expected != size or (base and graph.sliding is None):
+        raise StorageError(f"the state has {size} bytes of rows, {length} tokens have {expected}: {AGAIN}")
+    return rows
 
 
 def cache_sizes(graph: GraphDescription, length: int, base: int) -> list[int]:

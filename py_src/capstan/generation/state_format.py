@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..device.cache_rows import RowBytes
+from ..device.narrow_rows import BITS
 from ..device.prefix_cache import Content
 from ..errors import OptionError, StorageError
 from ..host.storage_interface import DataFile, LoadPlan, Sink
@@ -58,7 +60,7 @@ class KeptRows:
         return hashlib.sha256(data).hexdigest()
 
 
-async def write_shards(caches: AsyncIterator[bytes | bytearray], sink: RowSink) -> list[str]:
+async def write_shards(caches: AsyncGenerator[bytes | bytearray], sink: RowSink) -> list[str]:
     """Give a sink the rows of all caches, shard by shard; returns the digests."""
     digests: list[str] = []
     shard = bytearray()
@@ -66,15 +68,16 @@ async def write_shards(caches: AsyncIterator[bytes | bytearray], sink: RowSink) 
     async def write() -> None:
         digests.append(await sink.write(SHARD * len(digests), shard))
 
-    async for rows in caches:
-        view = memoryview(rows)
-        while len(shard) + len(view) >= SHARD:
-            room = SHARD - len(shard)
-            shard += view[:room]
-            view = view[room:]
-            await write()
-            shard = bytearray()
-        shard += view
+    async with aclosing(caches):
+        async for rows in caches:
+            view = memoryview(rows)
+            while len(shard) + len(view) >= SHARD:
+                room = SHARD - len(shard)
+                shard += view[:room]
+                view = view[room:]
+                await write()
+                shard = bytearray()
+            shard += view
     if shard:
         await write()
     return digests
@@ -199,6 +202,7 @@ KINDS: dict[str, type] = {
     "long": bool,
     "length": int,
     "base": int,
+    "bits": int,
     "bytes": int,
     "digests": list,
 }
@@ -218,6 +222,7 @@ def require_header(header: Any) -> None:
             "base": 0 <= header["base"] < max(1, header["length"]),
             "appended": len(ranges) == len(header["appended"]) and is_ascending([0, *flat, count]) and flat[:1] == [0],
             "contents": len(contents) == len(header["contents"]),
+            "bits": header["bits"] in BITS,
             "bytes": header["bytes"] > 0,
             "digests": len(header["digests"]) == -(-header["bytes"] // SHARD)
             and all(isinstance(each, str) for each in header["digests"]),

@@ -107,6 +107,12 @@ class Host(Protocol):
         results.
         """
 
+    def narrow_rows(self, rows: bytes | bytearray | memoryview, dtype: str, bits: int) -> bytes:
+        """Rows of a float16 or float32 cache in blocks of 8 or 4 bits; see capstan.device.narrow_rows."""
+
+    def widen_rows(self, rows: bytes | bytearray | memoryview, dtype: str, bits: int) -> bytes:
+        """The numbers of such blocks."""
+
     async def forget(self, addresses: Sequence[str] | None) -> int:
         """Remove the kept small files of hubs' repositories and servers' folders: all for `None`, else those of the
         repositories and folders with one of these addresses. Returns the freed bytes of repositories.

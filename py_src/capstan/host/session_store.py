@@ -40,6 +40,8 @@ class StoredSession:
     """The header of its state, JSON."""
     bytes: int = 0
     """Bytes of the rows of its state."""
+    bits: int = 0
+    """The bits of a number of the rows; 0 for those of the cache."""
     used: float = 0
     """The time when it was last saved or restored, in milliseconds since 1970."""
     state: str = ""

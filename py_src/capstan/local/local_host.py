@@ -137,6 +137,16 @@ class LocalHost:
             "phonemes are made only in a page: give a function `phonemize`, such as misaki's, or phonemes"
         )
 
+    def narrow_rows(self, rows: bytes | bytearray | memoryview, dtype: str, bits: int) -> bytes:
+        from ..device.reference.narrowed import narrowed  # noqa: PLC0415  (numpy)
+
+        return narrowed(rows, dtype, bits)
+
+    def widen_rows(self, rows: bytes | bytearray | memoryview, dtype: str, bits: int) -> bytes:
+        from ..device.reference.narrowed import widened  # noqa: PLC0415  (numpy)
+
+        return widened(rows, dtype, bits)
+
     async def forget(self, addresses: Sequence[str] | None) -> int:
         return 0
 

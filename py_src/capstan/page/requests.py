@@ -334,6 +334,8 @@ class SaveSessionRequest(TypedDict):
     messages: list[Message]
     budget: int
     """The most bytes that the computed states of all stored sessions may take together."""
+    bits: int
+    """The bits of a number of its state: 8 or 4, or 0 for those of the cache."""
 
 
 class RestoreSessionRequest(ConversationRequest):

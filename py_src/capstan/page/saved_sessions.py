@@ -33,13 +33,14 @@ async def save(session: PageSession, request: SaveSessionRequest) -> dict[str, A
         options = {name: value for name, value in values if name in KEPT and value is not None}
         if tokens := talk.generator.token_count():
             try:
-                header = json.dumps(await talk.generator.save_rows(rows))
+                header = json.dumps(await talk.generator.save_rows(rows, request["bits"]))
             except BaseException:
                 with suppress(StorageError):
                     await rows.drop()
                 raise
     reason = "" if header else "nothing was computed for it when it was saved"
-    given = StoredSession(request["id"], list(request["messages"]), options, tokens, header, reason=reason)
+    bits = request["bits"] if header else 0
+    given = StoredSession(request["id"], list(request["messages"]), options, tokens, header, bits=bits, reason=reason)
     return {**report(await store.write(given, rows)), "evicted": rows.evicted}
 
 
@@ -55,7 +56,8 @@ async def restore(session: PageSession, request: RestoreSessionRequest) -> dict[
     reason = found.reason or await continued(session, model, request, found, store)
     if reason:
         fall_back(f"the state of the session {found.id!r}", reason, "its messages are computed again")
-    return {"messages": found.messages, "tokens": 0 if reason else found.tokens, "reason": reason}
+    tokens, bits = (0, 0) if reason else (found.tokens, found.bits)
+    return {"messages": found.messages, "tokens": tokens, "bits": bits, "reason": reason}
 
 
 async def continued(
@@ -87,5 +89,5 @@ async def listed(request: SavedSessionsRequest) -> list[dict[str, Any]]:
 
 def report(stored: StoredSession) -> dict[str, Any]:
     """A stored session in the form for pages."""
-    told = {name: getattr(stored, name) for name in ("id", "tokens", "bytes", "used", "reason")}
+    told = {name: getattr(stored, name) for name in ("id", "tokens", "bytes", "bits", "used", "reason")}
     return {**told, "messages": len(stored.messages)}

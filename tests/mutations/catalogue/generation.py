@@ -227,6 +227,22 @@ GENERATION = (
         unit("session_store::test_rows_are_written_and_read_in_shards"),
     ),
     Mutation(
+        "narrow_rows.page",
+        "web/src/worker/narrow_rows.ts",
+        "nearest(numbers[from + i]! - m, d, 0, 15)",
+        "nearest(numbers[from + i]!, d, 0, 15)",
+        "a page saves rows in 4 bits without their least number",
+        unit("narrow_rows::test_blocks_are_those_of_gguf_files"),
+    ),
+    Mutation(
+        "narrow_rows.gpu",
+        "py_src/capstan/device/webgpu/cache_spans.py",
+        "return WeightPiece(place.buffer.handle, rows.stored(start), rows.stored(place.length)",
+        "return WeightPiece(place.buffer.handle, start, rows.stored(place.length)",
+        "rows in fewer bits are read from other places of the file",
+        browser("saved_sessions::test_rows_in_fewer_bits_are_widened_alike_on_each_device"),
+    ),
+    Mutation(
         "session_store.sweep",
         "py_src/capstan/host/session_store.py",
         "if name.endswith(STATE) and name not in named:",

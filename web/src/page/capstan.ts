@@ -315,8 +315,8 @@ export class Capstan {
     const asked = { ...request, kind: "restore_session", id, session } as const;
     const found = (await this.inTurn(asked)) as RestoredSession | null;
     if (!found) return null;
-    const { messages, tokens, reason } = found;
-    return this.begun(messages, session, { tokens, reason });
+    const { messages, ...restored } = found;
+    return this.begun(messages, session, restored);
   }
 
   /** The saved sessions of this origin, the most recently used first, and their removal. */

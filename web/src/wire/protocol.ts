@@ -116,6 +116,8 @@ export interface SavedSession {
   /** Tokens that are computed already, and the bytes of what was computed for them. */
   tokens: number;
   bytes: number;
+  /** The bits of a number of what was computed: 8 or 4, or 0 if it is stored as it was. */
+  bits: number;
   /** When it was last saved or restored, in milliseconds since 1970. */
   used: number;
   /** Why nothing that was computed is stored; else empty. */
@@ -133,6 +135,8 @@ export interface RestoredSession {
   messages: Message[];
   /** Tokens that need not be computed again. */
   tokens: number;
+  /** 8 or 4 if what was computed for them was stored in so few bits: answers may differ; else 0. */
+  bits: number;
   /** Why there are none; else empty. */
   reason: string;
 }

@@ -10,6 +10,9 @@ export function fromHalf(bits: number): number {
   return sign * (1 + fraction / 1024) * 2 ** (exponent - 15);
 }
 
+/** The numbers of all float16. */
+export const HALVES = new Float32Array(65536).map((_, bits) => fromHalf(bits));
+
 const FLOAT = new Float32Array(1);
 const BITS = new Uint32Array(FLOAT.buffer);
 

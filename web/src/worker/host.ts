@@ -22,6 +22,7 @@ import { setStallTimeout } from "./storage/whole";
 import { cpuThreads, loadOrt, machineMemory, PROVIDERS, requireUnloaded } from "./ort";
 import { OnnxSession } from "./onnx_sessions";
 import { TokenWalks } from "./token_walks";
+import { narrowRows, widenRows } from "./narrow_rows";
 import { tracer } from "./trace";
 import { makeTokenizer } from "./tokenizer_json";
 import { EngineError } from "../wire/errors";
@@ -57,6 +58,8 @@ export function makeHost(assets: Assets): Record<string, unknown> {
         "this page has no library for phonemes; give a function `phonemize`, or phonemes",
       );
     },
+    narrowRows: (rows: PyProxy, width: number, bits: number) => withBytes(rows, (all) => narrowRows(all, width, bits)),
+    widenRows: (rows: PyProxy, width: number, bits: number) => withBytes(rows, (all) => widenRows(all, width, bits)),
     tokenWalks: (ends: PyProxy, data: PyProxy) => new TokenWalks(ends, data),
     openGpu: () => GpuEngine.open(assets),
     openWasm: (model: PyProxy, paths: string, wide: string, ...external: Memory[]) =>

@@ -3,7 +3,7 @@
 
 import type { Change } from "./gpu/rearranger";
 import { angleTable } from "./angle_tables";
-import { fromHalf, toHalf } from "./half";
+import { HALVES, toHalf } from "./half";
 
 /** A weight: `bytes` of float32, or of float16, made of parts of a file. */
 export interface UnpackedWeight {
@@ -38,9 +38,6 @@ export interface Blocks {
 const IQ4 = Int8Array.of(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113);
 /** Twice the values of a float of 4 bits. */
 const FP4 = Int8Array.of(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12);
-
-/** The numbers of all float16. */
-const HALVES = new Float32Array(65536).map((_, bits) => fromHalf(bits));
 
 function half(from: Uint8Array, at: number): number {
   return HALVES[from[at]! | (from[at + 1]! << 8)]!;

@@ -4,11 +4,11 @@ head.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from ...graph import CachePair, GraphDescription
+from ...graph import CachePair, GraphDescription, fields_of
 from ...host.storage_interface import Sink
 from ...memory import BufferRequest, DeviceBuffer, DeviceSpan, StridedCopy
 from ..cache_rows import SavedRows
@@ -71,7 +71,7 @@ class CacheSpans:
         for buffer in self.owned:
             buffer.close()
 
-    async def read(self, length: int) -> AsyncIterator[bytearray]:
+    async def read(self, length: int) -> AsyncGenerator[bytes | bytearray]:
         sizes = self._sizes(length, self.base)
         [room] = await self.device.allocate_all([BufferRequest("saved rows", max(sizes), "persistent")], self.owner)
         try:
@@ -94,11 +94,7 @@ class CacheSpans:
         places = self._places(rows, length)
         if rows.bytes.in_file and self.upload is not None:
             # JavaScript moves them from the file to the GPU.
-            pieces = [
-                WeightPiece(place.buffer.handle, start, place.length, place.offset)
-                for spans in places
-                for place, start in spans
-            ]
+            pieces = [self._piece(rows, place, start) for spans in places for place, start in spans]
             await rows.bytes.pour(self.upload(pieces))
             return
         at = 0
@@ -109,8 +105,13 @@ class CacheSpans:
                 self.device.copy_cpu_to_device(place, data[start - at : start - at + place.length])
             at += size
 
+    @staticmethod
+    def _piece(rows: SavedRows, place: DeviceSpan, start: int) -> WeightPiece:
+        change = None if rows.narrow is None else fields_of(rows.narrow.change(place.length))
+        return WeightPiece(place.buffer.handle, rows.stored(start), rows.stored(place.length), place.offset, change)
+
     def _places(self, rows: SavedRows, length: int) -> list[list[tuple[DeviceSpan, int]]]:
-        """For each cache, the spans of its heads and the places of their bytes among those of `rows`."""
+        """For each cache, the spans of its heads and the places of their bytes among those of all caches."""
         base, at = self._begin(rows.base, length), 0
         places: list[list[tuple[DeviceSpan, int]]] = []
         for pair, span, size in zip(self.about.cache, self.spans, rows.sizes, strict=True):
