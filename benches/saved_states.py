@@ -95,7 +95,7 @@ async def main(folders):
         async with open_generator(model, room) as other:
             await other.prepare_async(record=not args.random)
             began = time.perf_counter()
-            found = SavedState.header_of(stored.header.encode())
+            found = SavedState.header_of(stored.header)
             with closing(await store.open_rows(stored, SHARD)) as file:
                 await other.restore_rows(SavedState(found, FileRows(file, stored.bytes, found["digests"])))
             times["restore"].append(milliseconds(began))

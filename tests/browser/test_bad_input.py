@@ -237,7 +237,7 @@ def test_a_bad_request_is_refused(what: str, harness: Harness, scripts: PageScri
             "a request's kind is None; it must be one of load, generate, chat, exec, models, memory, operations, plan, "
             "alternatives, score, tokenizer, load_embedder, embed, load_reranker, rerank, load_transcriber, "
             "transcribe, listen, load_voice, speak, end_session, "
-            "save_session, restore_session, saved_sessions, trace or cancel",
+            "save_session, restore_session, open_session, saved_sessions, trace or cancel",
         ),
         ({"kind": "talk"}, "a request's kind is 'talk'; it must be"),
         ({"kind": "plan", "model": {"type": "llama"}}, 'a model\'s path is {"type":"llama"}, but must be a URL'),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,11 +12,20 @@ import pytest
 from playwright.sync_api import Browser, FilePayload, Page
 
 from buildtools.bundles import ENTRIES, bundle
+from capstan_host.digests import SHARD_SIZE, write_digests
 from capstan_host.headless.chromium import flags
 from capstan_host.site_server import SiteServer
 from capstan_host.testing.harness import watch
 from tests.browser.agent_module import agent_module
-from tests.documented import chat_model_beside, examples, hub_at_its_address, prints, repositories
+from tests.documented import (
+    CHAT_MODEL,
+    chat_model,
+    chat_model_beside,
+    examples,
+    hub_at_its_address,
+    prints,
+    repositories,
+)
 from tests.pictures import gradient, png_file
 from tests.sounds import quiet, voice, wave_file
 
@@ -109,15 +119,30 @@ def agents(site: SiteServer, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield url
 
 
+def brief_state(folder: Path) -> bytes:
+    """The file that the document's Python writes."""
+    [(code, _)] = examples("saved_conversations", "python")
+    (folder / "models").mkdir()
+    model = folder / CHAT_MODEL
+    model.symlink_to(chat_model())
+    write_digests(model, SHARD_SIZE)
+    with contextlib.chdir(folder):
+        exec(code, {})  # the document's own
+    return (folder / "brief.state").read_bytes()
+
+
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("document", PAGES)
 def test_the_code_of_a_document_runs_and_prints_what_is_documented(
-    page: Page, agents: str, errors: list[str], document: str
+    page: Page, agents: str, errors: list[str], document: str, tmp_path: Path
 ) -> None:
     blocks = examples(document, "js")
     assert blocks
     if document == "prompt_api":
         page.evaluate(PROMPT_API)
+    if document == "saved_conversations":
+        state = brief_state(tmp_path)
+        page.context.route("**/brief.state", lambda route: route.fulfill(body=state, content_type="application/x"))
     for field, file in GIVEN.get(document, {}).items():
         page.locator(f"#{field}").set_input_files(file)
     printed = page.evaluate(RUN, [[IMPORTS.sub("", code) for code, _ in blocks], agents])

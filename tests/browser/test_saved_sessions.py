@@ -11,12 +11,15 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from buildtools.site import assemble
+from capstan import Generator, GeneratorParams, Model, Tokenizer
+from capstan_host.digests import SHARD_SIZE, write_digests
 from capstan_host.headless.static_server import running
 from capstan_host.site_server import SiteServer
 from tests.browser.test_picture_chats import PNG, data_url
 from tests.unit.test_picture_chats import TEMPLATE
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
+SYSTEM = {"role": "system", "content": "answer in a few words and name the places of which you know something"}
 SET_UP = """async () => {
   const { Capstan } = await import("/capstan/capstan.js");
   window.load = (name, options) => Capstan.load(`/models/${name}/`, options);
@@ -45,6 +48,9 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     (sees / "chat_template.jinja").write_text(TEMPLATE)
     phi = shutil.copytree(FIXTURES / "nano-phi4", sees.parent / "phi")
     (phi / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }} {% endfor %}")
+    write_digests(phi / "model.onnx.data", SHARD_SIZE)
+    for bits in (0, 8):
+        (phi / f"prefix{bits}.state").write_bytes(prefix(phi, bits))
     other = shutil.copytree(FIXTURES / "nano-qwen2", sees.parent / "other")
     weights = bytearray((other / "model.onnx.data").read_bytes())
     weights[100] ^= 1
@@ -52,6 +58,17 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     models = {"sees": sees, "one": FIXTURES / "nano-qwen2", "other": other, "phi": phi}
     with running(SiteServer(assemble(), models)) as server:
         yield server.url + "blank.html"
+
+
+def prefix(folder: Path, bits: int) -> bytes:
+    """The state of a system message, computed by the reference device."""
+    model = Model(str(folder))
+    tokenizer, params = Tokenizer(model), GeneratorParams(model)
+    params.set_search_options(max_length=100)
+    with Generator(model, params) as generator:
+        text = tokenizer.apply_chat_template([SYSTEM], add_generation_prompt=False)
+        generator.append_tokens(tokenizer.encode(text))
+        return generator.save_state(bits=bits)
 
 
 @pytest.fixture
@@ -185,6 +202,48 @@ def test_rows_in_fewer_bits_are_widened_alike_on_each_device(bits: int, share: f
     code, message = found["refused"]
     assert code == "OptionError"
     assert "0, 4 or 8" in message
+
+
+SHIPPED = """async ([device, system]) => {
+  const options = { temperature: 0, maxTokens: 8 };
+  const told = [];
+  const onEvent = (event) => told.push(JSON.stringify(event));
+  const llm = await load("phi", { device, onEvent });
+  const begun = async (url) => {
+    const session = await llm.sessionFrom(url, [system], options);
+    const run = session.send("and you", options);
+    const { tokenIds, keptTokens, promptTokens } = await run.result;
+    return { restored: session.restored, tokenIds, keptTokens, promptTokens };
+  };
+  const found = { plain: await ids(llm.session([system]).send("and you", options)) };
+  for (const name of ["prefix0", "prefix8", "none"]) found[name] = await begun(`/models/phi/${name}.state`);
+  found.text = await begun("/models/phi/genai_config.json");
+  llm.close();
+  const other = await load("one", { device });
+  found.other = (await other.sessionFrom("/models/phi/prefix0.state", [system], options)).restored;
+  found.refused = await failure(other.sessionFrom("file:///a.state", [system]));
+  other.close();
+  return { ...found, told: told.filter((each) => each.includes("the messages are computed")).length };
+}"""
+
+
+@pytest.mark.parametrize("device", ["webgpu", "wasm"])
+def test_a_prefix_that_python_computed_is_shipped_with_an_app(device: str, page: Page) -> None:
+    found = page.evaluate(SHIPPED, [device, SYSTEM])
+    for name, bits in (("prefix0", 0), ("prefix8", 8)):
+        begun = found[name]
+        assert begun["restored"] == {"tokens": begun["restored"]["tokens"], "bits": bits, "reason": ""}
+        assert begun["keptTokens"] >= begun["restored"]["tokens"] - 1 > 20, "the system message is not computed"
+        assert begun["promptTokens"] > begun["keptTokens"]
+    assert found["prefix0"]["tokenIds"] == found["plain"][0]
+    for name, words in (("none", "none.state"), ("text", "no saved state")):
+        begun = found[name]
+        assert (begun["restored"]["tokens"], begun["keptTokens"]) == (0, 0)
+        assert words in begun["restored"]["reason"]
+        assert begun["tokenIds"] == found["plain"][0]
+    assert "another model" in found["other"]["reason"]
+    assert found["refused"][0] == "OptionError"
+    assert found["told"] == 2
 
 
 BUDGET = """async () => {

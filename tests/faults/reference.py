@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import struct
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from capstan import CapstanError, Generator, GeneratorParams, Model
+from capstan.generation.state_format import SHARD, FileRows, SavedState
+from capstan.host.session_store import SessionStore, StoredSession
+from capstan.host.storage_interface import short_hash
 from capstan.model_files.gguf.header import GgmlType
 from tests.gguf_files import gguf_file
 from tests.gguf_keys import QWEN35
 from tests.gguf_models import FIXTURES, contents, make
+from tests.paper_weights import PaperBacking
 
 from .mutations import mutated_graph, mutated_json
 from .targets import Target
@@ -24,7 +31,7 @@ __all__ = ["mutated_keys", "reference_targets"]
 
 FOLDER = ("genai_config.json", "model.onnx", "model.onnx.data", "tokenizer.json", "tokenizer_config.json")
 PROMPT = (5, 60, 17)
-START = b"capstan state 1\n"
+START = b"capstan state 2\n"
 
 NAMES = (
     *("context_length", "embedding_length", "embedding_length_out", "block_count", "feed_forward_length", "vocab_size"),
@@ -108,6 +115,7 @@ def reference_targets(files: Mapping[str, bytes]) -> list[Target]:
         in_folder("model.onnx", mutated_graph),
         Target("gguf keys", files["gguf"], mutated_keys, gguf),
         Target("saved state", saved()[1], mutated_json, restored),
+        Target("stored session", stored(), mutated_json, continued),
     ]
 
 
@@ -125,15 +133,46 @@ def saved() -> tuple[Model, bytes, bytes]:
 async def restored(header: bytes) -> None:
     """Continue from a state with this header, whose digest is right; a refused state leaves nothing."""
     model, _, rows = saved()
-    body = len(header).to_bytes(4, "little") + header + rows
+    head = len(header).to_bytes(4, "little") + header
     async with Generator(model, limited(model)) as generator:
         try:
-            await generator.restore_state_async(START + hashlib.sha256(body).digest() + body)
+            await generator.restore_state_async(START + hashlib.sha256(head).digest() + head + rows)
         except CapstanError:
             assert not generator.token_count(), "a part of the state is left"
             raise
         async for _ in generator:
             pass
+
+
+def stored() -> bytes:
+    """The fields of a stored session's record."""
+    _, header, rows = saved()
+    told = StoredSession("talk", [], {}, 3, header.decode(), len(rows), state="rows.state")
+    return json.dumps(asdict(told)).encode()
+
+
+async def continued(record: bytes) -> None:
+    """Continue a stored session whose record is this one, with a right digest."""
+    model, _, rows = saved()
+    backing = PaperBacking()
+    backing.files["rows.state"] = bytearray(rows)
+    # A page reads texts so.
+    record = record.decode(errors="replace").encode()
+    name, sealed = f"{short_hash('talk')}.json", hashlib.sha256(record).hexdigest().encode()
+    backing.files[name] = bytearray(sealed + b"\n" + record)
+    store = SessionStore(backing)
+    found = await store.read("talk")
+    assert found is not None, "the record is there"
+    header = SavedState.header_of(found.header)
+    with closing(await store.open_rows(found, SHARD)) as file:
+        async with Generator(model, limited(model)) as generator:
+            try:
+                await generator.restore_rows(SavedState(header, FileRows(file, header["bytes"], header["digests"])))
+            except CapstanError:
+                assert not generator.token_count(), "a part of the state is left"
+                raise
+            async for _ in generator:
+                pass
 
 
 def limited(model: Model) -> GeneratorParams:

@@ -66,7 +66,7 @@ def test_the_examples_of_the_reference_run(tmp_path: Path, monkeypatch: pytest.M
     assert (tmp_path / "trace.json").stat().st_size > 0
 
 
-@pytest.mark.parametrize("page", ["chat", "guidance", "large_models", "agents"])
+@pytest.mark.parametrize("page", ["chat", "guidance", "large_models", "agents", "saved_conversations"])
 def test_the_examples_of_a_guide_run_and_print_what_is_documented(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,6 +62,7 @@ LEAST: dict[str, dict[str, Any]] = {
     "end_session": {"session": "session 1"},
     "save_session": {"session": "session 1", "id": "a", "messages": MESSAGES, "budget": 9, "bits": 8},
     "restore_session": {**MODEL, "id": "a"},
+    "open_session": {**MODEL, "url": "/a.state", "messages": MESSAGES},
     "saved_sessions": {"action": "list", "id": None},
     "trace": {"action": "start"},
 }
@@ -111,6 +112,16 @@ MOST: dict[str, dict[str, Any]] = {
     "speak": {"voice": "af_heart", "speed": 1.5, "phonemes": True},
     "plan": {"dtype": "q4", "device": "wasm", "kv_cache_dtype": "int4"},
     "restore_session": TALK_OPTIONS,
+    "open_session": {
+        **TALK_OPTIONS,
+        "tools": TOOLS,
+        "thinking": True,
+        "called": ["add"],
+        "call_optional": True,
+        "most_calls": 1,
+        "chat_template_kwargs": KWARGS,
+        "continue_final_message": False,
+    },
 }
 """The fields that it may have besides."""
 KINDS = list(LEAST)
@@ -138,7 +149,7 @@ def test_a_request_is_taken_with_all_its_fields_and_with_those_that_it_must_have
 
 
 WORDS = {
-    **dict.fromkeys(("source", "filename", "query", "id"), "a string"),
+    **dict.fromkeys(("source", "filename", "query", "id", "url"), "a string"),
     **dict.fromkeys(("dtype", "prompt", "which", "adapter", "system", "logits_processor"), "a string or null"),
     "live": "a whole number",
     **dict.fromkeys(("silence", "threshold", "interval", "speed"), "a number or null"),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-
 from typing import TYPE_CHECKING
 
 from ..errors import OptionError
@@ -24,7 +23,7 @@ BLOCK = 32
 TYPES: Mapping[int, tuple[GgmlType, int]] = {8: (GgmlType.Q8_0, 34), 4: (GgmlType.Q4_1, 20)}
 """For each number of bits the type, and the bytes of a block."""
 BITS = (0, *TYPES)
-"""The bits of saved rows; 0 for those that caches have."""
+"""The bits of saved rows; 0 keeps the numbers of the cache."""
 WIDE = {"float32": 32, "float16": 16}
 """The types of caches whose rows can be narrowed, with the bits of a number."""
 

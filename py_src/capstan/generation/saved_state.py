@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 from ..adapters import LoadedAdapter
 from ..device.cache_rows import FollowingRows, SavedRows
 from ..device.element_types import byte_count
-from ..device.narrow_rows import NarrowRows, require_narrow
+from ..device.narrow_rows import WIDE, NarrowRows, require_narrow
 from ..errors import OptionError, StorageError, UnsupportedModelError
 from ..host import current_host
 from ..model_files.bounded_json import clipped
+from ..model_files.file_names import is_gguf
 from .prompt import checked_prompts
 from .row_loop import RowLoop
 from .state_format import AGAIN, RowSink, SavedState, write_shards
@@ -27,7 +28,8 @@ __all__ = ["restore_state", "save_state"]
 
 async def save_state(loop: RowLoop, sink: RowSink, bits: int = 0) -> dict[str, Any]:
     """Give a sink the rows of the positions that the model has run, of a loop of one row; returns the header of the
-    state. With 8 or 4 `bits` the rows are narrowed. Raises OptionError, UnsupportedModelError, StorageError, and PromptError for an empty sequence.
+    state. With 8 or 4 `bits` the rows are narrowed. Raises OptionError, UnsupportedModelError, StorageError, and
+    PromptError for an empty sequence.
     """
     loop.require_tokens()
     about = identity(loop)
@@ -54,9 +56,7 @@ async def save_state(loop: RowLoop, sink: RowSink, bits: int = 0) -> dict[str, A
     return {**about, **tokens, "bits": bits, "bytes": size, "digests": digests}
 
 
-async def narrowed(
-    caches: AsyncGenerator[bytes | bytearray], narrow: NarrowRows
-) -> AsyncGenerator[bytes | bytearray]:
+async def narrowed(caches: AsyncGenerator[bytes | bytearray], narrow: NarrowRows) -> AsyncGenerator[bytes | bytearray]:
     async with aclosing(caches):
         async for rows in caches:
             yield current_host().narrow_rows(rows, narrow.dtype, narrow.bits)
@@ -129,8 +129,11 @@ def identity(loop: RowLoop) -> dict[str, Any]:
         raise OptionError(
             "an adapter was set within the sequence; a state has adapters of a whole sequence: set them before tokens"
         )
+    files = named_files(model)
+    # The graph of a GGUF file is made from the file, in the type of numbers that suits the device.
+    made = bool(files) and all(map(is_gguf, files))
     return {
-        "model": {"graph": model.origin.graph, "files": named_files(model)},
+        "model": {"graph": "" if made else model.origin.graph, "files": files},
         "adapters": [each.digest for each in layers if isinstance(each, LoadedAdapter)],
         "caches": [[pair.past, graph.rows_of(pair), pair.heads, pair.head_size] for pair in graph.cache],
     }
@@ -166,7 +169,7 @@ def require_same(header: Mapping[str, Any], about: Mapping[str, Any]) -> None:
             f"the adapters of the state before it is restored, or {AGAIN}"
         )
     for one, other in zip(header["caches"], about["caches"], strict=False):
-        if one != other:
+        if one != other and not (header["bits"] and alike(one, other)):
             raise OptionError(
                 f"the state has a cache {clipped(one)} (name, type, heads, size); the model has {clipped(other)}: load "
                 f"it with the device and the kv_cache_dtype of the state, or {AGAIN}"
@@ -177,6 +180,13 @@ def require_same(header: Mapping[str, Any], about: Mapping[str, Any]) -> None:
             f"the state has {counts[0]} caches; the model has {counts[1]}: load it with the device of the state, or "
             f"{AGAIN}"
         )
+
+
+def alike(one: Any, other: Sequence[Any]) -> bool:
+    """Whether narrow rows of one cache are those of another, which may have another type of float."""
+    if not isinstance(one, list) or len(one) != len(other):
+        return False
+    return [one[0], *one[2:]] == [other[0], *other[2:]] and one[1] in WIDE and other[1] in WIDE
 
 
 def rows_of(graph: GraphDescription, state: SavedState) -> SavedRows:

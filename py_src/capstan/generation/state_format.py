@@ -167,7 +167,7 @@ class SavedState:
         return cls(header, MemoryRows(rows))
 
     @staticmethod
-    def header_of(text: bytes) -> Mapping[str, Any]:
+    def header_of(text: str | bytes) -> Mapping[str, Any]:
         """Read a header. Raises StorageError."""
         try:
             header: dict[str, Any] = read_json(text)

@@ -10,13 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ..errors import StorageError
 from ..fallback import fall_back
+from ..model_files.bounded_json import NotJsonError, clipped, read_json
 from . import current_host
 from .storage_interface import Backing, DataFile, short_hash
 
@@ -206,9 +207,20 @@ class SessionStore:
         head, _, content = text.partition("\n")
         if head != digest(content):
             raise StorageError(f"the record {name} of a stored session is damaged: delete the session")
-        fields = json.loads(content)
-        if fields.keys() != StoredSession.__dataclass_fields__.keys():
+        try:
+            fields = read_json(content)
+        except NotJsonError as error:
+            raise StorageError(f"the record {name} of a stored session: {error}; delete the session") from error
+        if not isinstance(fields, dict) or fields.keys() != KINDS.keys():
             raise StorageError(f"the record {name} of a stored session is of another Capstan: delete the session")
+        for field_name, kind in KINDS.items():
+            value = fields[field_name]
+            if type(value) not in kind or (kind == NUMBER and not value >= 0):
+                raise StorageError(
+                    f"the record {name} of a stored session has {field_name} {clipped(value)}: delete the session"
+                )
+        if record_of(fields["id"]) != name:
+            raise StorageError(f"the record {name} is of the session {clipped(fields['id'])}: delete the session")
         return StoredSession(**fields)
 
     async def _remove_states(self, session: StoredSession) -> None:
@@ -219,12 +231,28 @@ class SessionStore:
                 await self.backing.remove(name)
 
 
+NUMBER = (int, float)
+KINDS: Mapping[str, tuple[type, ...]] = {
+    "id": (str,),
+    "messages": (list,),
+    "options": (dict,),
+    "tokens": (int,),
+    "header": (str,),
+    "bytes": (int,),
+    "bits": (int,),
+    "used": NUMBER,
+    "state": (str,),
+    "reason": (str,),
+}
+"""The types of a record's fields."""
+
+
 def record_of(id: str) -> str:
     return short_hash(id) + RECORD
 
 
 def digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
 def now() -> float:

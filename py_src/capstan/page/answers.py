@@ -59,6 +59,7 @@ from .requests import (
     LoadRerankerRequest,
     LoadTranscriberRequest,
     LoadVoiceRequest,
+    OpenSessionRequest,
     OperationsRequest,
     PlanRequest,
     RerankRequest,
@@ -307,13 +308,16 @@ async def end_session(session: PageSession, request: EndSessionRequest) -> None:
 
 
 async def saved_sessions(
-    session: PageSession, request: SaveSessionRequest | RestoreSessionRequest | SavedSessionsRequest
+    session: PageSession,
+    request: SaveSessionRequest | RestoreSessionRequest | OpenSessionRequest | SavedSessionsRequest,
 ) -> Any:
     """Store a session, continue a stored one, or list and remove stored ones."""
-    from .saved_sessions import listed, restore, save  # noqa: PLC0415  (for pages that store sessions only)
+    from .saved_sessions import listed, opened, restore, save  # noqa: PLC0415  (for pages that store sessions only)
 
     if request["kind"] == "save_session":
         return await save(session, request)
+    if request["kind"] == "open_session":
+        return await opened(session, request)
     if request["kind"] == "restore_session":
         return await restore(session, request)
     return await listed(request)
@@ -392,6 +396,7 @@ ANSWERS: Mapping[str, Callable[[PageSession, Any], Awaitable[Any]]] = {
     "end_session": end_session,
     "save_session": saved_sessions,
     "restore_session": saved_sessions,
+    "open_session": saved_sessions,
     "saved_sessions": saved_sessions,
     "trace": traced,
 }

@@ -37,6 +37,7 @@ __all__ = [
     "ModelFolder",
     "ModelRequest",
     "ModelsRequest",
+    "OpenSessionRequest",
     "OperationsRequest",
     "PlanRequest",
     "RerankRequest",
@@ -345,6 +346,14 @@ class RestoreSessionRequest(ConversationRequest):
     id: str
 
 
+class OpenSessionRequest(ConversationRequest, TemplateOptions, CallOptions):
+    """Begin a session with these messages and the state in a file; the result is a RestoredSession."""
+
+    kind: Literal["open_session"]
+    url: str
+    messages: list[Message]
+
+
 class SavedSessionsRequest(TypedDict):
     """List the stored sessions, after removing one or all."""
 
@@ -385,6 +394,7 @@ AnsweredRequest = (
     | EndSessionRequest
     | SaveSessionRequest
     | RestoreSessionRequest
+    | OpenSessionRequest
     | SavedSessionsRequest
     | TraceRequest
 )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import closing, suppress
 from typing import Any
 
+from .._js import host_calls
 from ..errors import CapstanError, DeviceLostError, StorageError
 from ..fallback import fall_back
 from ..generation.run_options import SequenceOptions
@@ -14,9 +16,18 @@ from ..host.session_store import SessionStore, StoredSession
 from ..loading.load_options import rows
 from ..model import Model
 from .page_session import OF_A_GENERATOR, PageSession
-from .requests import RestoreSessionRequest, SavedSessionsRequest, SaveSessionRequest
+from .requests import (
+    ConversationRequest,
+    OpenSessionRequest,
+    RestoreSessionRequest,
+    SavedSessionsRequest,
+    SaveSessionRequest,
+)
 
-__all__ = ["listed", "restore", "save"]
+__all__ = ["listed", "opened", "restore", "save"]
+
+MOST_BYTES = 1 << 30
+"""The size of the largest state that is read from an address."""
 
 KEPT = {*rows(SequenceOptions), "max_length"} - {"logits_processor"}
 """The options that a restored session has in common with the saved one; the others are those of the new load."""
@@ -64,13 +75,47 @@ async def continued(
     session: PageSession, model: Model, request: RestoreSessionRequest, found: StoredSession, store: SessionStore
 ) -> str:
     """Continue a conversation from its state; returns the reason if it cannot."""
-    try:
-        header = SavedState.header_of(found.header.encode())
+
+    async def begun() -> None:
+        header = SavedState.header_of(found.header)
         with closing(await store.open_rows(found, SHARD)) as file:
-            state = SavedState(header, FileRows(file, found.bytes, header["digests"]))
-            talk = await session.conversation_with(model, {**request, **found.options})  # type: ignore[typeddict-item]
-            await talk.generator.restore_rows(state)
-        talk.resume(state.contents)
+            state = SavedState(header, FileRows(file, header["bytes"], header["digests"]))
+            await resume(session, model, {**request, **found.options}, state)  # type: ignore[typeddict-item]
+
+    return await problem(session, request, begun)
+
+
+async def opened(session: PageSession, request: OpenSessionRequest) -> dict[str, Any]:
+    """Make messages a conversation that begins with the state in a file. If the state cannot be used, that is a
+    fallback: the conversation is computed with the first answer.
+    """
+    model = await session.load_once(request)
+    header: Mapping[str, Any] = {}
+
+    async def begun() -> None:
+        nonlocal header
+        state = SavedState.of_bytes(await host_calls.fetch_bytes(request["url"], MOST_BYTES))
+        await resume(session, model, request, state)
+        header = state.header
+
+    if reason := await problem(session, request, begun):
+        fall_back(f"the state {request['url']}", reason, "the messages are computed")
+        header = {"tokens": [], "bits": 0}
+    tokens, bits = len(header["tokens"]), header["bits"]
+    return {"messages": request["messages"], "tokens": tokens, "bits": bits, "reason": reason}
+
+
+async def resume(session: PageSession, model: Model, request: ConversationRequest, state: SavedState) -> None:
+    """Make a state the conversation of a request's session. Raises the errors of Generator.restore_state."""
+    talk = await session.conversation_with(model, request)
+    await talk.generator.restore_rows(state)
+    talk.resume(state.contents)
+
+
+async def problem(session: PageSession, request: ConversationRequest, begin: Callable[[], Awaitable[None]]) -> str:
+    """Begin a conversation; returns the reason if its state cannot be used. Raises DeviceLostError."""
+    try:
+        await begin()
     except DeviceLostError:
         raise
     except CapstanError as error:

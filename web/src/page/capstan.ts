@@ -12,6 +12,7 @@ import { asCapstanError, refused } from "../wire/errors";
 import { flag, type Kinds, listOf, millisecondsAboveZero, read, shown, text } from "./kinds";
 import { ask, loadInWorker, pageAddress, WORKER_KINDS, type WorkerOptions } from "./load_in_worker";
 import {
+  address,
   chatRequest,
   completeRequest,
   draftFolder,
@@ -316,6 +317,21 @@ export class Capstan {
     const found = (await this.inTurn(asked)) as RestoredSession | null;
     if (!found) return null;
     const { messages, ...restored } = found;
+    return this.begun(messages, session, restored);
+  }
+
+  /**
+   * A session of these messages, the first of which were computed before: a system prompt with tools, say, whose state
+   * `generator.save_state()` of Python wrote to a file at this URL. If the state cannot be used (it is damaged, or of
+   * another model), `restored` has the reason, and the messages are computed with the first answer. `options` are those of
+   * the answers to come, except `maxTokens`. Rejects with OptionError for a URL that a page cannot read.
+   */
+  async sessionFrom(url: string, messages: readonly Message[], options: ChatOptions = {}): Promise<Session> {
+    const session = nextName();
+    const request = chatRequest(this.folder, this.options, messages, options);
+    const place = address(read("the state", url, text) as string, "the state", pageAddress());
+    const asked = { ...request, kind: "open_session", url: place, session } as const;
+    const { messages: _, ...restored } = (await this.inTurn(asked)) as RestoredSession;
     return this.begun(messages, session, restored);
   }
 

@@ -21,7 +21,7 @@ export interface SaveOptions {
   budget?: number;
   /**
    * Store numbers in 8 or 4 bits, in about a half or a third of the bytes of float16: answers after the restoration may
-   * differ. The default, 0, stores them as they are.
+   * differ. The default, 0, keeps the numbers of the cache.
    */
   bits?: 0 | 4 | 8;
 }

@@ -160,7 +160,8 @@ export function draftFolder({ draftModel, hub }: ModelOptions, page: string): st
   throw refused("draftModel was picked; it must be an address or a hub's id");
 }
 
-function address(text: string, what: string, page: string): string {
+/** An address of http: or https:, from the page's; throws OptionError for any other. */
+export function address(text: string, what: string, page: string): string {
   let found: URL;
   try {
     found = new URL(text, page);

@@ -116,7 +116,7 @@ export interface SavedSession {
   /** Tokens that are computed already, and the bytes of what was computed for them. */
   tokens: number;
   bytes: number;
-  /** The bits of a number of what was computed: 8 or 4, or 0 if it is stored as it was. */
+  /** The bits of a number of what was computed: 8 or 4, or 0 for the numbers of the cache. */
   bits: number;
   /** When it was last saved or restored, in milliseconds since 1970. */
   used: number;
@@ -130,7 +130,7 @@ export interface SaveResult extends SavedSession {
   evicted: string[];
 }
 
-/** The result of a RestoreSessionRequest. */
+/** The result of a RestoreSessionRequest or an OpenSessionRequest. */
 export interface RestoredSession {
   messages: Message[];
   /** Tokens that need not be computed again. */

@@ -11,7 +11,7 @@ export interface Asked {
 }
 
 /** The requests of conversations, whose caches are kept for each session. */
-const CONVERSES = ["chat", "alternatives", "end_session", "save_session", "restore_session"];
+const CONVERSES = ["chat", "alternatives", "end_session", "save_session", "restore_session", "open_session"];
 /** Events of scripts, which only the page hears that runs them. */
 const OF_SCRIPTS = ["stdout", "stderr"];
 

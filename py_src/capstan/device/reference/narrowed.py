@@ -22,7 +22,9 @@ def narrowed(rows: bytes | bytearray | memoryview, dtype: str, bits: int) -> byt
     d, m = half((blocks.max(1, keepdims=True) - least) / 15), half(least)
     q = np.clip(nearest(blocks - m, d), 0, 15).astype(np.uint8)
     half_way = BLOCK // 2
-    return np.concatenate([d.view(np.uint8), m.view(np.uint8), q[:, :half_way] | q[:, half_way:] << 4], axis=1).tobytes()
+    return np.concatenate(
+        [d.view(np.uint8), m.view(np.uint8), q[:, :half_way] | q[:, half_way:] << 4], axis=1
+    ).tobytes()
 
 
 def widened(rows: bytes | bytearray | memoryview, dtype: str, bits: int) -> bytes:
