@@ -103,6 +103,12 @@ class PaperSource:
         self.end: int | None = None
         self._stream = b""
 
+    async def look_elsewhere(self) -> None:
+        """No other site stored it."""
+
+    def offer(self, backing: Any, name: str) -> None:
+        """No other site wants it."""
+
     async def load(
         self,
         plan: LoadPlan,

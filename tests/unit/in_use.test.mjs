@@ -5,7 +5,7 @@ import { test } from "node:test";
 import { setFlagsFromString } from "node:v8";
 import { runInNewContext } from "node:vm";
 import { ByteReader, Chunk } from "../../web/src/worker/storage/chunk.ts";
-import { using } from "../../web/src/worker/storage/in_use.ts";
+import { using } from "../../web/src/wire/in_use.ts";
 
 setFlagsFromString("--expose-gc");
 const collect = runInNewContext("gc");

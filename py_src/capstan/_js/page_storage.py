@@ -4,13 +4,16 @@ weights, loading and storage.
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..errors import StorageError
 from ..fallback import fall_back
 from ..host.retrying import retried
-from ..host.storage_interface import DataFile, LoadPlan, Outcome, Sink, SourceIdentity
+from ..host.storage_interface import Backing, DataFile, LoadPlan, Outcome, Sink, SourceIdentity
 from ..model_files.hub import HubRepository
 from .js_errors import or_undone, storage_errors, typed_errors
 from .own_host import capstan_host
@@ -24,6 +27,7 @@ __all__ = [
     "adopt",
     "assumed_source",
     "backing",
+    "cross_origin_bytes",
     "forget",
     "keep_folder",
     "keep_repository",
@@ -156,12 +160,63 @@ class JsMemory(JsSink):
             return bytes(self.js.bytes.to_bytes())
 
 
+CROSS_ORIGIN = "Cross-Origin Storage"
+offers: set[asyncio.Task[None]] = set()
+"""Files on their way into Cross-Origin Storage; the loop alone would not keep the tasks."""
+
+
+def cross_origin_bytes() -> int:
+    """Bytes of weights that were taken from Cross-Origin Storage since the worker's start."""
+    return int(capstan_host.storage.crossOriginBytes())
+
+
 class JsSource:
-    """Implements capstan.host.storage_interface.Source by calls to web/src/worker/storage/source.ts."""
+    """Implements capstan.host.storage_interface.Source by calls to web/src/worker/storage/source.ts, and to
+    cross_origin.ts for a file that another site stored.
+    """
 
     def __init__(self, source: Any) -> None:
         self._js = source
+        self._elsewhere: Any = None
         self.identity = SourceIdentity(**json.loads(source.identity()))
+
+    async def look_elsewhere(self) -> None:
+        if self.identity.sha256 is None or self._elsewhere is not None:
+            return
+        try:
+            with storage_errors():
+                found = await capstan_host.storage.findCrossOrigin(self.identity.name)
+                if not hasattr(found, "pieces"):
+                    return
+                if found.sound is not True:
+                    await self._judge(found)
+        except StorageError as error:
+            fall_back(CROSS_ORIGIN, str(error), "files come from their server")
+            return
+        self._elsewhere = found
+
+    async def _judge(self, found: Any) -> None:
+        """Compare the file with the digest before any of its bytes is used. Raises StorageError."""
+        whole = hashlib.sha256()
+        await found.pieces(lambda piece: whole.update(piece.to_bytes()))
+        found.judge(whole.hexdigest() == self.identity.sha256)
+        if not found.sound:
+            raise StorageError(f"{self.identity.name}: its file has SHA-256 {whole.hexdigest()}, not the hub's")
+
+    def offer(self, backing: Backing, name: str) -> None:
+        if self.identity.sha256 is None or self._elsewhere is not None:
+            return
+        assert isinstance(backing, JsBacking)
+        task = asyncio.ensure_future(self._offer(backing, name))
+        offers.add(task)
+        task.add_done_callback(offers.discard)
+
+    async def _offer(self, backing: JsBacking, name: str) -> None:
+        try:
+            with storage_errors():
+                await capstan_host.storage.keepCrossOrigin(self.identity.name, backing.js, name)
+        except StorageError as error:
+            fall_back(CROSS_ORIGIN, str(error), f"other sites download {self.identity.name} themselves")
 
     async def load(
         self,
@@ -176,15 +231,22 @@ class JsSource:
         opened, backing = (file.js, file.backing) if file else (None, None)
         taken = (lambda start, view: hashed(start, view.to_bytes())) if hashed else None
         load = capstan_host.storage.load
+        source = self._elsewhere or self._js
         with typed_errors():
-            found = await load(json.dumps(plan.as_json()), sink.js, opened, report, self._js, backing, taken)
-        return Outcome(**json.loads(found))
+            found = await load(json.dumps(plan.as_json()), sink.js, opened, report, source, backing, taken)
+        outcome = Outcome(**json.loads(found))
+        if outcome.problem == "source" and self._elsewhere is not None:
+            fall_back(CROSS_ORIGIN, outcome.message, "the rest comes from the server")
+            self._elsewhere = None
+        return outcome
 
     def memory(self, start: int, length: int) -> JsMemory:
         return memory(length, start)
 
     def close(self) -> None:
-        self._js.close()
+        for source in (self._js, self._elsewhere):
+            if source is not None:
+                source.close()
 
 
 class JsDataFile:
@@ -225,40 +287,40 @@ class JsBacking:
     """Implements capstan.host.storage_interface.Backing by calls to web/src/worker/storage/backing.ts."""
 
     def __init__(self, backing: Any) -> None:
-        self._js = backing
+        self.js = backing
         self.kind = str(backing.kind)
 
     async def names(self) -> list[str]:
         with storage_errors():
-            names: list[str] = json.loads(await self._js.names())
+            names: list[str] = json.loads(await self.js.names())
         return names
 
     async def read_text(self, name: str) -> str | None:
         with storage_errors():
-            found = await capstan_host.storage.readText(self._js, name)
+            found = await capstan_host.storage.readText(self.js, name)
         return str(found.to_bytes(), "utf-8") if hasattr(found, "to_bytes") else None
 
     async def write_text(self, name: str, text: str) -> None:
         with storage_errors():
-            await capstan_host.storage.writeText(self._js, name, text.encode())
+            await capstan_host.storage.writeText(self.js, name, text.encode())
 
     async def read_bytes(self, name: str) -> bytes | None:
         with storage_errors():
-            found = await capstan_host.storage.readBytes(self._js, name)
+            found = await capstan_host.storage.readBytes(self.js, name)
         return bytes(found.to_bytes()) if hasattr(found, "to_bytes") else None
 
     async def write_bytes(self, name: str, data: bytes) -> None:
         with storage_errors():
-            await capstan_host.storage.writeBytes(self._js, name, data)
+            await capstan_host.storage.writeBytes(self.js, name, data)
 
     async def remove(self, name: str) -> None:
         with storage_errors():
-            await self._js.remove(name)
+            await self.js.remove(name)
 
     async def open(self, name: str, size: int, shard_size: int, write: bool) -> JsDataFile:
         async def opened() -> JsDataFile:
             with storage_errors():
-                return JsDataFile(await self._js.open(name, size, shard_size, write), self._js)
+                return JsDataFile(await self.js.open(name, size, shard_size, write), self.js)
 
         return await or_undone(opened(), JsDataFile.close)
 

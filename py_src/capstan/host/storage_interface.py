@@ -175,6 +175,12 @@ class Source(Protocol):
         start and the bytes of each shard. Raises WeightsChangedError, ModelFileError, and the sink's errors.
         """
 
+    async def look_elsewhere(self) -> None:
+        """Take the bytes from where another site may have stored the file, if it is there with the hub's SHA-256."""
+
+    def offer(self, backing: Backing, name: str) -> None:
+        """Let other sites have the stored file, in the background, unless it came from there."""
+
     def memory(self, start: int, length: int) -> MemorySink: ...
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..host.disk_file import open_file
-from ..host.storage_interface import DataFile, LoadPlan, Outcome, Sink, SourceIdentity
+from ..host.storage_interface import Backing, DataFile, LoadPlan, Outcome, Sink, SourceIdentity
 
 __all__ = ["DiskSource"]
 
@@ -71,6 +71,12 @@ class DiskSource:
                 sink.put(at, data)
                 at += len(data)
         return Outcome(at, (), (), None)
+
+    async def look_elsewhere(self) -> None:
+        """Does nothing: the file is here."""
+
+    def offer(self, backing: Backing, name: str) -> None:
+        """Does nothing: no other site needs it."""
 
     def memory(self, start: int, length: int) -> DiskMemory:
         return DiskMemory(start, length)

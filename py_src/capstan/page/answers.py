@@ -20,6 +20,7 @@ from pyodide.code import eval_code_async
 from .._js import host_calls
 from .._js.files import mount
 from .._js.js_errors import spent
+from .._js.page_storage import cross_origin_bytes
 from ..errors import PromptError
 from ..generation.answer import AnswerStream
 from ..generation.generator import Generator
@@ -103,6 +104,7 @@ async def get_ready(session: PageSession, request: LoadRequest) -> dict[str, Any
         "begin_token_id": begin_of(model.config),
         "model": facts_report(model.facts, model.search),
         "load_times": model.load_times,
+        "cross_origin_bytes": cross_origin_bytes(),
     }
 
 

@@ -94,6 +94,8 @@ class WeightFile:
                 )
             with suppress(StorageError):
                 record = await store.find_content(manifest.content) if store else None
+        if record is None:
+            await source.look_elsewhere()
         return cls(source, store, manifest, record)
 
     @property
@@ -341,6 +343,8 @@ class WeightFile:
                 self.manifest = Manifest(self._size, self._shard_size, shards)
                 self._close_file()
                 self._record = await self._store.complete(self.identity, self.manifest)
+                if (backing := await self._store.backing()) is not None:
+                    self.source.offer(backing, self._record.data)
             if before is not None and self._record is not None and before.content != self._record.manifest.content:
                 self._warn_change(before)
         except StorageError as error:

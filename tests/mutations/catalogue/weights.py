@@ -111,10 +111,26 @@ WEIGHTS = (
     ),
     Mutation(
         "opfs.collected",
-        "web/src/worker/storage/in_use.ts",
+        "web/src/wire/in_use.ts",
         "const held = { handle };",
         "const held = { handle: {} };",
         "a file handle is collected while a call of it is under way",
+        unit("web_api::test_suite_in_node"),
+    ),
+    Mutation(
+        "cross_origin.unchecked",
+        "py_src/capstan/_js/page_storage.py",
+        "found.judge(whole.hexdigest() == self.identity.sha256)",
+        "found.judge(True)",
+        "another site's file is used with other bytes than the hub's",
+        browser("cross_origin::test_a_storage_that_fails_is_told_and_the_hub_gives_the_weights"),
+    ),
+    Mutation(
+        "cross_origin.token",
+        "web/src/wire/cross_origin.ts",
+        '(siteOnly ? {} : { origins: "*" })',
+        '{ origins: "*" }',
+        "a file that needed a token is shared with all sites",
         unit("web_api::test_suite_in_node"),
     ),
     Mutation(

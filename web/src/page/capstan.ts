@@ -143,6 +143,8 @@ export interface Stats {
   canChat: boolean;
   /** When each phase of the load began and ended, in milliseconds. */
   loadTimes: Record<string, [begin: number, end: number]>;
+  /** Bytes of weights that Cross-Origin Storage had. */
+  crossOriginBytes: number;
   /** Milliseconds from the worker's start until Python was ready. */
   pythonMs: number;
   python: "snapshot" | "plain";
@@ -391,6 +393,7 @@ export class Capstan {
       context_length: contextLength,
       max_length: maxLength,
       load_times: loadTimes,
+      cross_origin_bytes: crossOriginBytes,
     } = this.about;
     const { capture = null, capture_note: captureNote = null, tape_passes: tapePasses = {} } = this.readyNow() ?? {};
     const decoding = { device, adapter, capture, captureNote, tapePasses };
@@ -402,6 +405,7 @@ export class Capstan {
       maxLength,
       canChat,
       loadTimes,
+      crossOriginBytes,
       pythonMs,
       python,
       shared,

@@ -17,6 +17,7 @@ import type {
   ToWorker,
 } from "../wire/protocol";
 import { expectedModel, START_KINDS, type StartOptions } from "./start_options";
+import { answerWorker, crossOriginFiles } from "../wire/cross_origin";
 import { type Link, ownWorker, sharedWorker, unshareable } from "../wire/worker_link";
 
 export type { StartOptions } from "./start_options";
@@ -65,6 +66,8 @@ const CANCEL_DEADLINE_MS = 10_000;
 const VERIFY_AFTER_MS = 5_000;
 
 type Boot = Extract<ToWorker, { tag: "boot" }>;
+/** What holds for each worker of a client. */
+type Lasting = Pick<Boot, "snapshot" | "verifyAfter" | "crossOrigin">;
 
 interface Pending {
   request: Request;
@@ -100,9 +103,8 @@ export class Client {
 
   private constructor(
     private readonly assets: Assets,
-    private readonly snapshot: boolean,
     private readonly cancelDeadline: number,
-    private readonly verifyAfter: number,
+    private readonly lasting: Lasting,
     private tracing: boolean,
     private readonly onEvent: (event: CapstanEvent, id: number) => void,
     private readonly onInput: () => Promise<string | null>,
@@ -143,10 +145,12 @@ export class Client {
     const assets = options.base ? { base: new URL(options.base, location.href).href, places: {} } : defaultAssets();
     const { onEvent = () => {}, onInput = async () => null } = options;
     const { snapshot = true, cancelDeadline = CANCEL_DEADLINE_MS, verifyAfter = VERIFY_AFTER_MS } = options;
+    const crossOrigin = options.crossOriginStorage ? { page: crossOriginFiles() !== null } : null;
+    const lasting = { snapshot, verifyAfter, crossOrigin };
     const { expected: wanted, trace = false, bytes = false, shared } = options;
     const expected = wanted ? expectedModel(wanted) : null;
     const sharing = shared ? { name: shared.name, device: shared.device ?? "auto" } : null;
-    const client = new Client(assets, snapshot, cancelDeadline, verifyAfter, trace, onEvent, onInput, sharing);
+    const client = new Client(assets, cancelDeadline, lasting, trace, onEvent, onInput, sharing);
     const stop = (): void => client.fail(signal!.reason as Error);
     signal?.addEventListener("abort", stop, { once: true });
     try {
@@ -160,8 +164,8 @@ export class Client {
   /** Start another client with these options and a worker of this page's own; the numbers of requests are of both. */
   async beside(): Promise<Client> {
     if (this.failure) throw this.failure;
-    const { assets, snapshot, cancelDeadline, verifyAfter, onEvent, onInput, numbers } = this;
-    const client = new Client(assets, snapshot, cancelDeadline, verifyAfter, false, onEvent, onInput, null, numbers);
+    const { assets, cancelDeadline, lasting, onEvent, onInput, numbers } = this;
+    const client = new Client(assets, cancelDeadline, lasting, false, onEvent, onInput, null, numbers);
     await client.boot(null);
     return client;
   }
@@ -202,11 +206,11 @@ export class Client {
 
   /** Start a worker, and send it the requests that wait. */
   private async boot(expected: Expected | null, bytes = false): Promise<void> {
-    const { assets, snapshot, verifyAfter, tracing: trace } = this;
+    const { assets, lasting, tracing: trace } = this;
     const booted = new Promise<Readiness>((resolve, reject) => (this.booted = { resolve, reject }));
     const refused = this.shared && unshareable(assets);
     if (refused) this.unshare(refused);
-    const about = { tag: "boot", assets, snapshot, expected, verifyAfter, trace, bytes } as const;
+    const about = { tag: "boot", assets, ...lasting, expected, trace, bytes } as const;
     // In Chromium, a worker whose page is frozen during a fetch may never continue.
     const again = (): void => {
       if (this.shared) return;
@@ -297,6 +301,9 @@ export class Client {
       const { link } = this;
       const answer = (line: string | null): void => link!.post({ tag: "input", line });
       this.onInput().then(answer, () => answer(null));
+    } else if (message.tag === "cross-origin") {
+      const { link } = this;
+      void answerWorker(message).then((answer) => link!.post({ tag: "cross-origin", ...answer }));
     } else if (message.tag === "booted") {
       this.booted?.resolve(message);
     } else if (message.tag === "reply" && message.id === 0) {

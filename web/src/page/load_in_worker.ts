@@ -19,18 +19,31 @@ export interface WorkerOptions {
   snapshot?: boolean;
   /** Milliseconds without a request until stored weights are compared with their digests, 5 seconds unless given. See Client.start. */
   verifyAfter?: number;
+  /**
+   * Whether the weights of a hub's models are looked for in the browser's Cross-Origin Storage, which keeps files for all
+   * sites, and stored there after a download; false unless given. Without that storage they are downloaded.
+   */
+  crossOriginStorage?: boolean;
 }
 
 export const WORKER_KINDS: Kinds = {
   ...{ onProgress: callable, onEvent: callable, signal, assetsUrl: text, snapshot: flag, verifyAfter: milliseconds },
+  crossOriginStorage: flag,
 };
 
 /** The options of Client.start for a page's options. */
-export function startOptions({ assetsUrl, snapshot, verifyAfter, signal }: WorkerOptions): StartOptions {
+export function startOptions({
+  assetsUrl,
+  snapshot,
+  verifyAfter,
+  crossOriginStorage,
+  signal,
+}: WorkerOptions): StartOptions {
   return {
     ...(assetsUrl === undefined ? {} : { base: assetsUrl.replace(/\/?$/, "/") }),
     ...(snapshot === undefined ? {} : { snapshot }),
     ...(verifyAfter === undefined ? {} : { verifyAfter }),
+    ...(crossOriginStorage === undefined ? {} : { crossOriginStorage }),
     ...(signal ? { signal } : {}),
   };
 }

@@ -18,7 +18,7 @@ export async function sharedName(model: ModelFolder, options: Options): Promise<
     );
   if (options.trace)
     throw refused("shared is true, and trace is of a worker's whole start; leave one out, or call llm.trace.start()");
-  const names = [...Object.keys(MODEL_KINDS), "snapshot", "verifyAfter"].sort();
+  const names = [...Object.keys(MODEL_KINDS), "snapshot", "verifyAfter", "crossOriginStorage"].sort();
   const given = names.map((name) => [name, options[name as keyof Options] ?? null]);
   // A page of another release must not join: they would not understand each other.
   const text = JSON.stringify([version, model, given]);

@@ -30,6 +30,8 @@ export interface StartOptions {
    * compared with their digests, each file once. The next request stops that at once. Infinity is never.
    */
   verifyAfter?: number;
+  /** See WorkerOptions. */
+  crossOriginStorage?: boolean;
   /** Take a trace, from the worker's start on, until TraceRequest ends it. */
   trace?: boolean;
   /** Have events of the kind `bytes` come, of the start and of loads, until the worker is replaced. */
@@ -54,7 +56,7 @@ const repository = fields(
 );
 export const START_KINDS: Kinds = {
   ...{ base: text, snapshot: flag, cancelDeadline: millisecondsAboveZero, verifyAfter: milliseconds },
-  ...{ trace: flag, bytes: flag, onEvent: callable, onInput: callable, signal },
+  ...{ crossOriginStorage: flag, trace: flag, bytes: flag, onEvent: callable, onInput: callable, signal },
   expected: fields({ model: either(text, repository), dtype: text, device }, { needed: ["model"] }),
   shared: fields({ name: text, device }, { needed: ["name"] }),
 };

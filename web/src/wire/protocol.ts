@@ -2,6 +2,7 @@
 // requests.ts, which build.py writes from py_src/capstan/page/requests.py.
 
 import type { Assets } from "./assets";
+import type { CrossOriginAnswer, CrossOriginAsked } from "./cross_origin";
 import type { AnswerPart, Message } from "./page_types";
 import type { Picking } from "./search_options";
 import type { AnsweredRequest, DeviceOptions, HubRepository } from "./requests";
@@ -44,6 +45,8 @@ export interface LoadResult {
   begin_token_id: number;
   /** When each phase of the load began and ended, in milliseconds. */
   load_times: Record<string, [begin: number, end: number]>;
+  /** Bytes of weights that were taken from Cross-Origin Storage since the worker's start. */
+  cross_origin_bytes: number;
 }
 
 /** The result of a MemoryRequest. */
@@ -408,11 +411,14 @@ export type ToWorker =
       trace: boolean;
       /** Count the bytes of the load. */
       bytes: boolean;
+      /** Look for files in Cross-Origin Storage; `page` if the page has it. */
+      crossOrigin: { page: boolean } | null;
     }
   /** `stops` is the request that a cancel is for, if there is one. */
   | { tag: "request"; id: number; request: Request; stops: number | null; attached: Attached | null }
   /** A line that a script asked for, null at the end of the input. */
-  | { tag: "input"; line: string | null };
+  | { tag: "input"; line: string | null }
+  | ({ tag: "cross-origin" } & CrossOriginAnswer);
 
 /** The bytes of onnxruntime-web's files that a worker beside ours fetches. */
 export type FromHelper = { url: string; done: number } | { url: string; sent: number; packed: boolean };
@@ -438,4 +444,5 @@ export type FromWorker =
   | { tag: "event"; id: number; event: CapstanEvent }
   /** A script waits for a line of its input. */
   | { tag: "input" }
+  | ({ tag: "cross-origin" } & CrossOriginAsked)
   | { tag: "reply"; id: number; reply: Reply };

@@ -8,6 +8,7 @@ import { requestAdapter, summarize } from "../wire/adapter";
 import { fetchedBytes } from "./fetched_bytes";
 import type { CapstanEvent, Expected } from "../wire/protocol";
 import { hex, sha256 } from "../wire/sha256";
+import { findCrossOrigin, forgetCrossOrigin } from "./storage/cross_origin";
 import { openEarly } from "./storage/opfs";
 import { knownFiles } from "./python";
 import { dropReadyMade, readyMade } from "./ready_made";
@@ -87,6 +88,7 @@ export function dropUnused(): void {
   dropPrefetched();
   dropExpected();
   dropReadyMade();
+  forgetCrossOrigin();
   fetchedBytes.end();
   void uploadsOn?.dropEarly();
 }
@@ -111,9 +113,15 @@ async function expectWeights(url: string): Promise<ExpectedWeights> {
   const journal = async (): Promise<string | null> =>
     size !== null && validator !== null ? read((await key(`${url}\n${validator}\n${size}`)) + JOURNAL) : null;
   // The header of a GGUF file is read of these bytes.
-  if (!isStored && (await journal()) === null && isExpected(url))
+  if (!isStored && (await journal()) === null && !(await isElsewhere(url)) && isExpected(url))
     source.expect(0, size === null || size <= REQUEST_BYTES ? null : REQUEST_BYTES, REQUEST_BYTES);
   return { plan: null, size };
+}
+
+/** Whether another site may have stored a data file. */
+async function isElsewhere(url: string): Promise<boolean> {
+  // Python asks again, and reports a failure.
+  return (await findCrossOrigin(url).catch(() => null)) !== null;
 }
 
 /** As capstan.host.storage_interface.short_hash. */

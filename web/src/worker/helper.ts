@@ -41,7 +41,7 @@ export async function warmUpBeside(assets: Assets, bytes: boolean): Promise<void
 }
 
 /** Answer a message of another worker. */
-export function help(data: Exclude<ToWorker, { tag: "boot" | "input" | "request" }>): void {
+export function help(data: Exclude<ToWorker, { tag: "boot" | "input" | "request" | "cross-origin" }>): void {
   if (data.tag === "warm up") {
     const answer = postMessage as (message: FromHelper | "warm") => void;
     if (data.bytes)

@@ -10,6 +10,7 @@ import { requestAdapter, requireAdapter, summarize } from "../wire/adapter";
 import { type Backing, type DataFile, digest, freeBytes, writeShard } from "./storage/backing";
 import { openBacking } from "./storage/open_backing";
 import { fetchBytes, fetchOptional, fileExists, readNow } from "./storage/files";
+import { crossOriginBytes, findCrossOrigin, keepCrossOrigin } from "./storage/cross_origin";
 import { forgetFolders, keepFolder } from "./storage/kept_folders";
 import { forgetRepositories, keepRepository, openRepository } from "./storage/hub";
 import { takeDamaged } from "./storage/kept_files";
@@ -107,6 +108,9 @@ const storage = {
   setStallTimeout,
   openSource,
   assumedSource,
+  findCrossOrigin,
+  keepCrossOrigin,
+  crossOriginBytes,
   digest,
   memory: (size: number, start: number) => new Memory(size, start),
 };

@@ -99,6 +99,11 @@ export class Tabs {
     return at >= 0;
   }
 
+  /** Ask a page: that of the request under way, or the first. */
+  ask(message: FromWorker): void {
+    (this.asked?.tab ?? [...this.tabs][0])?.post(message);
+  }
+
   post(message: FromWorker): void {
     for (const tab of this.tabs) tab.post(message);
   }

@@ -29,6 +29,8 @@ import { knownFiles, startPython } from "./python";
 import { readyMade } from "./ready_made";
 import { type Asked, Tab, Tabs } from "./tabs";
 import { tracer } from "./trace";
+import { crossOriginFiles, PageFiles } from "../wire/cross_origin";
+import { useCrossOrigin } from "./storage/cross_origin";
 import { doorName } from "../wire/worker_link";
 
 type Handler = PyCallable & {
@@ -52,6 +54,7 @@ let cancel: PyCallable | null = null;
 /** The page writes a signal's number here to interrupt Python. */
 let signal: Uint8Array | null = null;
 const tabs = new Tabs();
+const pageFiles = new PageFiles((asked) => tabs.ask({ tag: "cross-origin", ...asked }));
 /** The number of the last request in Python; it is the page's own for a page that has the worker to itself. */
 let number = 0;
 
@@ -193,7 +196,8 @@ async function phonemes(assets: Assets): Promise<typeof import("./phonemes")> {
 type Boot = Extract<ToWorker, { tag: "boot" }>;
 
 async function boot(given: Boot): Promise<Readiness> {
-  const { assets, interrupt, snapshot, expected, verifyAfter, trace, bytes } = given;
+  const { assets, interrupt, snapshot, expected, verifyAfter, trace, bytes, crossOrigin } = given;
+  if (crossOrigin) useCrossOrigin(crossOriginFiles() ?? (crossOrigin.page ? pageFiles : null));
   if (trace) tracer.begin();
   if (bytes || SHARED) {
     fetchedBytes.begin(emit);
@@ -366,6 +370,8 @@ function listen(to: MessagePort): void {
       void join(tab, data);
     } else if (data.tag === "input") {
       if (tabs.current?.tab === tab) giveLine(data.line);
+    } else if (data.tag === "cross-origin") {
+      pageFiles.take(data);
     } else if (data.tag !== "request") {
       help(data);
     } else if (data.request?.kind === "cancel") {

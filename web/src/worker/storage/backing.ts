@@ -28,6 +28,8 @@ export interface Backing {
   /** A crash may truncate the last append. */
   appendText(name: string, text: string): Promise<void>;
   remove(name: string): Promise<void>;
+  /** A stored data file as a whole. */
+  blob(name: string): Promise<Blob>;
   open(name: string, size: number, shardSize: number, write: boolean): Promise<DataFile>;
 }
 

@@ -71,6 +71,16 @@ export class CacheBacking implements Backing {
     });
   }
 
+  /** Its shards, one after the other. */
+  blob(name: string): Promise<Blob> {
+    return storing(name, async () => {
+      const parts: Blob[] = [];
+      const next = (): Promise<Response | undefined> => this.cache.match(this.address(`${name}/${parts.length}`));
+      for (let entry; (entry = await next());) parts.push(await entry.blob());
+      return new Blob(parts);
+    });
+  }
+
   /** Entries have addresses of our own origin that are never requested from a server. */
   private address(name: string): string {
     return new URL(`/${this.name}/${name}`, location.origin).href;

@@ -1,7 +1,7 @@
 // The buffer that one shard after the other passes through, and streams that fill it.
 
 import { hex, sha256 } from "../../wire/sha256";
-import { using } from "./in_use";
+import { using } from "../../wire/in_use";
 
 /** Fills memory from an offset of a file; returns the number of bytes read, fewer at the end of what is there. */
 export type ReadAt = (into: Uint8Array<ArrayBuffer>, at: number) => number | Promise<number>;

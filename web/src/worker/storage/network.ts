@@ -38,7 +38,7 @@ function told(error: unknown, url: string): string {
  * The result of `work`, or a BrokenDownloadError if it takes longer than the stall timeout; `abandon` ends it then. The
  * time is measured in two halves: one that is over because this thread was busy is followed by one in which it is not.
  */
-async function withinStall<T>(work: Promise<T>, waited: string, abandon: () => void): Promise<T> {
+export async function withinStall<T>(work: Promise<T>, waited: string, abandon: () => void): Promise<T> {
   let timer: ReturnType<typeof setTimeout> | undefined;
   const stallMs = stallTimeout();
   const stalled = new Promise<never>((_, reject) => {

@@ -3,7 +3,7 @@
 import { EngineError } from "../../wire/errors";
 import { type Backing, type DataFile, reason, type Refused, storing } from "./backing";
 import { ByteReader, type Chunk, type ReadAt } from "./chunk";
-import { using } from "./in_use";
+import { using } from "../../wire/in_use";
 
 /** FileSystemSyncAccessHandle, which TypeScript knows in its library for workers only. */
 interface SyncAccess {
@@ -203,6 +203,10 @@ export class OpfsBacking implements Backing {
         }
       }
     });
+  }
+
+  blob(name: string): Promise<Blob> {
+    return storing(name, async () => fileOf(await this.handle(name)));
   }
 
   open(name: string, size: number, _shardSize: number, write: boolean): Promise<DataFile> {

@@ -4,7 +4,7 @@ import { EngineError } from "../../wire/errors";
 import type { HubRepository, ModelFolder } from "../../wire/protocol";
 import { isGguf } from "../../wire/model_address";
 import { repositoryListing } from "./hub";
-import { using } from "./in_use";
+import { using } from "../../wire/in_use";
 import { hex, sha256 } from "../../wire/sha256";
 
 /** A folder handle, or the files of one (those of an `<input type="file" webkitdirectory>`). */
