@@ -26,7 +26,7 @@ from . import downloads
 from .deadline import deadline
 from .fleet_items import attack_fleet
 from .folders import folders
-from .options import attack_options
+from .options import attack_agents, attack_options
 from .page import PAGE_SHARE, opened_page, page_attacks
 from .processes import spread
 from .reference import reference_targets
@@ -36,6 +36,7 @@ from .serving import attack_server
 from .share import Share
 from .targets import Target, targets
 from .tokenizer_parts import attack_tokenizers
+from .tools import tool_targets
 
 __all__ = ["COUNT", "attack_target", "attacks_here", "corpus", "main", "model_files"]
 
@@ -74,6 +75,7 @@ def attacks_here(share: Share) -> dict[str, Callable[[], Outcome]]:
     kinds = [
         *targets(model_files()),
         *reference_targets(model_files()),
+        *tool_targets(),
         Target("downloads", downloads.good, downloads.script, downloads.run),
         folders,
     ]
@@ -83,6 +85,7 @@ def attacks_here(share: Share) -> dict[str, Callable[[], Outcome]]:
         "fleet": partial(attack_fleet, share, corpus("fleet")),
         "server": partial(attack_served, share, corpus("server")),
         "API values": partial(attack_options, share.times(10)),
+        "agents": partial(attack_agents, share),
         "tokenizer parts": partial(attack_tokenizers, share, corpus("tokenizer parts")),
     }
 

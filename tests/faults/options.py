@@ -18,23 +18,32 @@ from .deadline import deadline
 from .report import Outcome, fault_of
 from .share import Share
 
-__all__ = ["attack_options"]
+__all__ = ["attack_agents", "attack_options"]
 
-PAGE = Path(__file__).parent / "options_page.mjs"
+HERE = Path(__file__).parent
 
 
 def attack_options(share: Share) -> Outcome:
     """So many calls; the case of a failure names the call and what was replaced in its arguments."""
-    outcome, first = Outcome("API values"), 0
+    return attack_in_node("API values", HERE / "options_page.mjs", share)
+
+
+def attack_agents(share: Share) -> Outcome:
+    """So many runs of agents (agents_page.mjs)."""
+    return attack_in_node("agents", HERE / "agents_page.mjs", share)
+
+
+def attack_in_node(kind: str, page: Path, share: Share) -> Outcome:
+    outcome, first = Outcome(kind), 0
     while first < share.count:
-        first = attack_from(first, share, outcome)
+        first = attack_from(first, page, share, outcome)
     return outcome
 
 
-def attack_from(first: int, share: Share, outcome: Outcome) -> int:
+def attack_from(first: int, page: Path, share: Share, outcome: Outcome) -> int:
     """Try the calls from this number on, in a Node of their own: the number after the last one."""
     numbers = (share.seed, share.count, share.part, share.parts, first)
-    process = started(PAGE, arguments=[str(number) for number in numbers])
+    process = started(page, "--alias:capstan-webgpu=./web/src/page/capstan.ts", arguments=[str(number) for number in numbers])
     assert process.stdout
     case, number = b"", first - 1
     while True:

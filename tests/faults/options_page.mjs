@@ -4,12 +4,10 @@
 
 import { capstanModel } from "../../web/src/page/ai.ts";
 import { Capstan, CapstanError, Client } from "../../web/src/page/capstan.ts";
+import { raise, randomBy, tryEach, VALUES } from "./hostile.mjs";
 
-const [seed, count, part, parts, first] = process.argv.slice(2).map(Number);
-/** Milliseconds after which a call counts as hanging. */
-const LIMIT_MS = 20_000;
-/** Milliseconds for which a call may hold the page: a loaded machine is given time. */
-const HELD_MS = 15_000;
+const numbers = process.argv.slice(2).map(Number);
+const [seed] = numbers;
 const LOADED = {
   device: "wasm",
   adapter: "cpu",
@@ -64,92 +62,7 @@ class AnsweringWorker {
 globalThis.Worker = AnsweringWorker;
 globalThis.location = { href: "http://page.test/index.html", origin: "http://page.test" };
 
-/** Numbers from 0 to 1 by a seed (mulberry32). */
-let state = seed >>> 0;
-function random() {
-  state = (state + 0x6d2b79f5) >>> 0;
-  let mixed = Math.imul(state ^ (state >>> 15), state | 1);
-  mixed ^= mixed + Math.imul(mixed ^ (mixed >>> 7), mixed | 61);
-  return ((mixed ^ (mixed >>> 14)) >>> 0) / 2 ** 32;
-}
-const below = (limit) => Math.floor(random() * limit);
-const one = (list) => list[below(list.length)];
-
-const thrown = [
-  () => new Error("a\nb"),
-  () => null,
-  () => Symbol("s"),
-  () => Object.create(null),
-  () => "x".repeat(1e5),
-];
-const raise = (make) => () => {
-  throw make();
-};
-const cycle = (made) => {
-  made.self = made[0] = made;
-  return made;
-};
-const deep = (levels) => {
-  let made = [];
-  for (let level = 0; level < levels; level++) made = level % 2 ? [made] : { made };
-  return made;
-};
-const throwing = (make) => Object.defineProperty({ role: "user" }, "content", { enumerable: true, get: raise(make) });
-const revoked = (target) => {
-  const { proxy, revoke } = Proxy.revocable(target, {});
-  revoke();
-  return proxy;
-};
-class Odd {
-  role = "user";
-  get content() {
-    return "odd";
-  }
-}
-/** Values of every kind, made again each time. */
-const VALUES = [
-  ...[undefined, null, true, false, 0, -0, -1, 1.5, 1e308, NaN, Infinity, 2 ** 53 + 2, 10n, 2n ** 80n].map(
-    (value) => () => value,
-  ),
-  ...["", "x", "\ud800", "\0", "a\u2028b\nc", "__proto__", "constructor", "toString", "9".repeat(400)].map(
-    (value) => () => value,
-  ),
-  ...[() => "x".repeat(1e6), () => Symbol("s"), () => Symbol.iterator, () => () => 1, () => class {}, () => new Odd()],
-  ...[() => [], () => ({}), () => [[]], () => [null], () => [, 1], () => Array(1e5), () => Object.create(null)],
-  ...[
-    () => new Date(NaN),
-    () => new Map([[1, 2]]),
-    () => new Set([1]),
-    () => /x/g,
-    () => new Error("e"),
-    () => new Promise(() => {}),
-  ],
-  ...[
-    () => new Uint8Array(3),
-    () => new BigInt64Array(2),
-    () => new ArrayBuffer(4),
-    () => new DataView(new ArrayBuffer(4)),
-  ],
-  ...[() => new File(["x"], "genai_config.json"), () => [new File(["x"], "a")], () => new URL("http://h.test/m/")],
-  ...[() => cycle([]), () => cycle({}), () => deep(100), () => deep(3_500), () => deep(50_000)],
-  ...thrown.flatMap((make) => [
-    () => throwing(make),
-    () => ({ toJSON: raise(make) }),
-    () => ({ toString: raise(make), valueOf: raise(make) }),
-    () => ({ [Symbol.toPrimitive]: raise(make) }),
-    () => ({ length: 1, [Symbol.iterator]: raise(make) }),
-    () => new Proxy({}, { get: raise(make) }),
-    () => new Proxy([1], { get: raise(make) }),
-    () => new Proxy({}, { ownKeys: raise(make) }),
-    () => new Proxy({}, { getPrototypeOf: raise(make), has: raise(make) }),
-  ]),
-  ...[() => revoked({}), () => revoked([]), () => ({ toJSON: () => undefined }), () => ({ toJSON: () => 5n })],
-  ...[() => Object.create({ role: "user", content: "inherited" }), () => JSON.parse('{"__proto__": {"content": "x"}}')],
-  ...[5e6, 2 ** 31, 33, "*", "../..", "/", "auto", "required", "json_object"].map((value) => () => value),
-  ...[() => [{}], () => [{ role: 5 }], () => ({ a: 1 }), () => [{ role: "user", content: 5 }], () => ({ type: "xml" })],
-  ...[() => "ab".repeat(2 ** 26), () => [[{ role: "user", content: "a" }]]],
-  ...[() => ({ then: raise(thrown[0]) }), () => AbortSignal.abort(), () => ({ aborted: false, addEventListener: 1 })],
-];
+const { random, below, one } = randomBy(seed);
 
 const MESSAGES = [
   { role: "system", content: "Be brief." },
@@ -358,19 +271,6 @@ function copyOf(tree) {
   return Object.fromEntries(Object.entries(tree).map(([key, value]) => [key, copyOf(value)]));
 }
 
-/** The reason why an error is none of ours with a short message; null if it is one. */
-function faultOf(error) {
-  if (!(error instanceof CapstanError))
-    return `${typeof error}: ${error instanceof Error ? error.stack.slice(0, 300) : "?"}`;
-  if (error.code !== "OptionError") return `${error.code}: ${error.message.slice(0, 200)}`;
-  if (error.message.length > 2000) return `a message of ${error.message.length} characters`;
-  return /[\n\r]/.test(error.message) ? `a message of several lines: ${error.message.slice(0, 200)}` : null;
-}
-
-let unhandled = null;
-process.on("unhandledRejection", (error) => (unhandled = error));
-process.on("uncaughtException", (error) => (unhandled = error));
-const print = (line) => process.stdout.write(`${JSON.stringify(line)}\n`);
 const [llm, client] = [await Capstan.load("/m/"), await Client.start()];
 const [embedder, reranker] = [await Capstan.loadEmbedder("/m/"), await Capstan.loadReranker("/m/")];
 /** The requests of the good calls, of those that say what is ignored. */
@@ -380,42 +280,24 @@ for (const name of SHOWN) {
   await CALLS[name][1](copyOf(CALLS[name][0]), llm, client, embedder, reranker);
   usual[name] = jsonOf(sent);
 }
-for (let number = 0; number < count; number++) {
+/** The fault of the answer to a good call; null if it has none. */
+async function good() {
+  sent = [];
+  const { text } = await llm.chat(MESSAGES, { maxTokens: 2 }).result;
+  const { messages } = JSON.parse(sent[0]);
+  const right = text === "ab" && JSON.stringify(messages) === JSON.stringify(MESSAGES);
+  return right ? null : "the next good call is not answered rightly";
+}
+
+await tryEach({ numbers, good }, () => {
   const name = one(Object.keys(CALLS));
   const [good, call] = CALLS[name];
   const [given, done, shows] = mutated(name, good);
-  if (number % parts !== part - 1 || number < first) continue;
-  const about = { call: name, number, done };
-  print(about);
-  sent = [];
-  unhandled = null;
-  const begun = performance.now();
-  let timer;
-  const late = new Promise((resolve) => (timer = setTimeout(resolve, LIMIT_MS, "late")));
-  try {
-    const called = (async () => call(given, llm, client, embedder, reranker))();
-    const held = performance.now() - begun;
-    let outcome = await Promise.race([late, called.then(() => "taken")]);
-    if (held > HELD_MS) outcome = `the page was held for ${Math.round(held)} ms`;
-    else if (outcome === "taken" && shows && jsonOf(sent) === usual[name]) outcome = "a value was ignored";
-    print({ ...about, outcome, requests: sent.filter(({ length }) => length < 1e7) });
-  } catch (error) {
-    const why = faultOf(error);
-    // An aborted signal's own reason is what a page expects.
-    const own = error instanceof DOMException && error.name === "AbortError";
-    print({ ...about, outcome: why === null || own ? "refused" : why, requests: [] });
-  }
-  clearTimeout(timer);
-  await new Promise((resolve) => setTimeout(resolve));
-  if (unhandled !== null)
-    print({ ...about, outcome: `nobody handles ${unhandled?.stack ?? typeof unhandled}`, requests: [] });
-  if (number % (20 * parts) < parts) {
+  const run = () => {
     sent = [];
-    const { text } = await llm.chat(MESSAGES, { maxTokens: 2 }).result;
-    const { messages } = JSON.parse(sent[0]);
-    if (text !== "ab" || JSON.stringify(messages) !== JSON.stringify(MESSAGES))
-      print({ ...about, outcome: "the next good call is not answered rightly", requests: [] });
-  }
-}
-// The end of the process would throw away lines that nobody has read yet.
-process.stdout.write("", () => process.exit(0));
+    return call(given, llm, client, embedder, reranker);
+  };
+  // A value that is taken must show.
+  const fault = () => (shows && jsonOf(sent) === usual[name] ? "a value was ignored" : null);
+  return { about: { call: name, done }, run, fault, requests: () => sent.filter(({ length }) => length < 1e7) };
+});

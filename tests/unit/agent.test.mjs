@@ -209,6 +209,24 @@ test("what the page registers by WebMCP is listed for each answer, and called by
   assert.deepEqual(result.steps[0].calls[0].source, "page");
 });
 
+test("a page that does not give its tools is refused, and no result is longer than its limit", async () => {
+  const circle = {};
+  circle.itself = circle;
+  const described = { name: "read", description: "reads", inputSchema: circle };
+  const refusals = [
+    [() => Promise.reject(null), /^the page did not give its tools \(null\); leave out page/],
+    [async () => "read", /^the page did not give its tools \(TypeError: getTools gave no array\)/],
+    [async () => [described], /^the page did not give its tools \(TypeError: Converting circular/],
+  ];
+  for (const [getTools, message] of refusals) {
+    const page = { getTools, executeTool: async () => null };
+    await assert.rejects(new Agent(over().llm, { page }).run("go").result, { code: "ToolServerError", message });
+  }
+  const { llm } = over([calling("x".repeat(1000))]);
+  const { steps } = await new Agent(llm, { tools: [READS], maxResultBytes: 20 }).run("go").result;
+  assert.match(steps[0].calls[0].result, /^There is no tool "xx\n\[The result is cut here: it has \d+ characters/);
+});
+
 test("only the first answer may be required to call", async () => {
   const { llm, asked } = over([calling("read")]);
   await new Agent(llm, { tools: [READS], toolChoice: "required" }).run("go").result;

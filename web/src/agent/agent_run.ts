@@ -41,7 +41,7 @@ export interface StepOptions {
 
 /** A failure; a schema that cannot be held may be another server's, which its remedy has to suit. */
 function explained(error: unknown): unknown {
-  const { code, message } = error as Partial<CapstanError>;
+  const { code, message } = (error ?? {}) as Partial<CapstanError>;
   if (code !== "GuidanceError") return asPages(error);
   return failure(code, `${message}; change the schema, or leave out a server's tool by mcp: [{ url, tools: [names] }]`);
 }

@@ -103,14 +103,16 @@ export function failure(type: string, message: string): CapstanError {
 
 /** An error as an instance of the page's own class: this module has another copy of the class. */
 export function asPages(error: unknown): unknown {
-  const { name, code, message } = error as Partial<CapstanError>;
-  if (error instanceof CapstanError || name !== "CapstanError") return error;
-  return failure(code!, message!);
+  if (error instanceof CapstanError || (error as Error | null)?.name !== "CapstanError") return error;
+  const { code, message } = error as CapstanError;
+  return failure(code, message);
 }
 
 export class Toolbox {
   private readonly connections = new Map<McpServer, Promise<ServerConnection>>();
   private readonly servers: readonly McpServer[];
+  /** Connections that are being closed. */
+  private readonly ending = new Set<Promise<void>>();
 
   constructor(private readonly given: ToolOptions) {
     this.servers = (given.mcp ?? []).map((server) => (typeof server === "string" ? { url: server } : server));
@@ -156,7 +158,7 @@ export class Toolbox {
     const tool = tools.get(name);
     const given = parsed(called.arguments);
     const call = { id, name, arguments: given ?? {}, source: tool?.source ?? "none" };
-    const failed = (result: string, ms = 0): AgentCall => ({ ...call, outcome: "failed", result, ms });
+    const failed = (result: string, ms = 0): AgentCall => ({ ...call, outcome: "failed", result: this.cut(result), ms });
     if (!tool)
       return failed(`There is no tool ${JSON.stringify(name)}. The tools are: ${[...tools.keys()].join(", ")}.`);
     if (!given) return failed(`The arguments are no JSON object: ${called.arguments.slice(0, 80)}`);
@@ -178,15 +180,23 @@ export class Toolbox {
       return { ...call, outcome: "returned", result: this.cut(textOf(value)), ms: performance.now() - begun };
     } catch (error) {
       const why = error instanceof Failure ? error.message : `The call failed: ${told(error)}`;
-      return failed(signal.aborted ? "The run was ended." : this.cut(why), performance.now() - begun);
+      return failed(signal.aborted ? "The run was ended." : why, performance.now() - begun);
     }
   }
 
   /** End the connections to servers. */
   async close(): Promise<void> {
-    const open = [...this.connections.values()];
-    this.connections.clear();
-    await Promise.all(open.map((each) => each.then((connection) => connection.close()).catch(() => undefined)));
+    this.servers.forEach((server) => this.disconnect(server));
+    await Promise.all(this.ending);
+  }
+
+  private disconnect(server: McpServer): void {
+    const connection = this.connections.get(server);
+    if (!this.connections.delete(server)) return;
+    // One that failed has nothing to close.
+    const end = connection!.then((open) => open.close()).catch(() => undefined);
+    this.ending.add(end);
+    void end.then(() => this.ending.delete(end));
   }
 
   private inCode(): Tool[] {
@@ -200,12 +210,22 @@ export class Toolbox {
   private async ofPage(signal: AbortSignal): Promise<Tool[]> {
     const { page, toolTimeout } = this.given;
     if (!page) return [];
-    const listed = await within(toolTimeout, signal, () => page.getTools());
-    return listed.map((tool) => ({
-      ...{ name: tool.name, description: tool.description, source: "page", annotations: tool.annotations ?? {} },
-      parameters: (tool.inputSchema ?? NOTHING) as Record<string, unknown>,
-      call: (given, signal) => page.executeTool(tool as never, given, { signal }),
-    }));
+    try {
+      const listed = await within(toolTimeout, signal, () => page.getTools());
+      if (!Array.isArray(listed)) throw new TypeError("getTools gave no array");
+      return [...(listed as readonly PageTool[])].map((tool) => ({
+        ...{ name: `${tool.name}`, description: `${tool.description}`, source: "page" },
+        annotations: { ...tool.annotations },
+        parameters: JSON.parse(JSON.stringify(tool.inputSchema ?? NOTHING)) as Record<string, unknown>,
+        call: (given, signal) => page.executeTool(tool as never, given, { signal }),
+      }));
+    } catch (error) {
+      if (signal.aborted) throw error;
+      throw failure(
+        "ToolServerError",
+        `the page did not give its tools (${told(error)}); leave out page, or mend what it registered by WebMCP`,
+      );
+    }
   }
 
   private async ofServer(server: McpServer, signal: AbortSignal): Promise<Tool[]> {
@@ -230,7 +250,7 @@ export class Toolbox {
       }));
     } catch (error) {
       if (signal.aborted || error instanceof CapstanError) throw error;
-      this.connections.delete(server);
+      this.disconnect(server);
       throw failure(
         "ToolServerError",
         `the MCP server ${server.url} did not give its tools (${told(error)}); check its address (Streamable HTTP), that it ` +

@@ -34,6 +34,7 @@ export interface ServerConnection {
 /** Bytes of one answer of a server. */
 export const MOST_BYTES = 4 << 20;
 const MOST_PAGES = 16;
+const MOST_STREAMS = 16;
 const NEVER = new AbortController().signal;
 
 /**
@@ -46,7 +47,8 @@ export async function connect(
   timeout: number,
 ): Promise<ServerConnection> {
   const overflows = new Set<(error: Error) => void>();
-  const counted = countedFetch((error) => overflows.forEach((stop) => stop(error)));
+  const closed = new AbortController();
+  const counted = countedFetch(closed.signal, (error) => overflows.forEach((stop) => stop(error)));
   const transport = new StreamableHTTPClientTransport(new URL(url), { requestInit: { headers }, fetch: counted });
   const client = new Client(
     { name: "capstan", version: "1" },
@@ -67,6 +69,7 @@ export async function connect(
     await limited(NEVER, (inner) => client.connect(transport, { timeout, signal: inner }));
   } catch (error) {
     await client.close().catch(() => undefined);
+    closed.abort();
     throw error;
   }
   return {
@@ -87,6 +90,8 @@ export async function connect(
     async close() {
       await within(timeout, NEVER, () => transport.terminateSession()).catch(() => undefined);
       await client.close();
+      // The SDK leaves answers open, and asks for streams again.
+      closed.abort();
     },
   };
 }
@@ -99,10 +104,18 @@ function shown(part: ContentBlock): string {
   return `[${part.type}: ${about}; only texts are read]`;
 }
 
-/** A fetch whose answers have at most MOST_BYTES; one that has more is ended, and `over` is called. */
-function countedFetch(over: (error: Error) => void): typeof fetch {
+/**
+ * A fetch until `closed`, whose answers have at most MOST_BYTES; one that has more is ended, and `over` is called. A server
+ * may have a stream opened again MOST_STREAMS times after each request.
+ */
+function countedFetch(closed: AbortSignal, over: (error: Error) => void): typeof fetch {
+  let streams = 0;
   return async (input, init) => {
-    const response = await fetch(input, init);
+    streams = init?.method === "GET" ? streams + 1 : 0;
+    // As from a server without streams.
+    if (streams > MOST_STREAMS) return new Response(null, { status: 405 });
+    const signal = AbortSignal.any([closed, ...(init?.signal ? [init.signal] : [])]);
+    const response = await fetch(input, { ...init, signal });
     if (!response.body) return response;
     let count = 0;
     const counted = new TransformStream<Uint8Array, Uint8Array>({

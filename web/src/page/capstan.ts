@@ -143,7 +143,7 @@ export interface Stats {
   canChat: boolean;
   /** When each phase of the load began and ended, in milliseconds. */
   loadTimes: Record<string, [begin: number, end: number]>;
-  /** Bytes of weights that Cross-Origin Storage had. */
+  /** Bytes of weights from Cross-Origin Storage. */
   crossOriginBytes: number;
   /** Milliseconds from the worker's start until Python was ready. */
   pythonMs: number;

@@ -66,7 +66,7 @@ const CANCEL_DEADLINE_MS = 10_000;
 const VERIFY_AFTER_MS = 5_000;
 
 type Boot = Extract<ToWorker, { tag: "boot" }>;
-/** What holds for each worker of a client. */
+/** The options of each worker of a client. */
 type Lasting = Pick<Boot, "snapshot" | "verifyAfter" | "crossOrigin">;
 
 interface Pending {

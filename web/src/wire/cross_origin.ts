@@ -4,7 +4,7 @@
 import { EngineError } from "./errors";
 import { using } from "./in_use";
 
-/** What is used of it; a SHA-256 is in hexadecimal digits. */
+/** The used part of that API; a SHA-256 is in hexadecimal digits. */
 export interface CrossOriginFiles {
   /** The file with this SHA-256; null if there is none that this site may read. */
   find(sha256: string): Promise<Blob | null>;

@@ -19,7 +19,7 @@ interface Found {
 
 let files: CrossOriginFiles | null = null;
 let wanted = false;
-/** What was found, by SHA-256, until the request ends that it was looked up for. */
+/** Files that were found, by SHA-256, until the end of the request. */
 const found = new Map<string, Promise<Found | null>>();
 let taken = 0;
 
@@ -87,7 +87,7 @@ export class CrossOriginSource {
     private readonly about: Found,
   ) {}
 
-  /** Whether its bytes have the digest; null until `judge` was told. */
+  /** Whether its bytes have the digest; null until `judge` is called. */
   get sound(): boolean | null {
     return this.about.sound;
   }
