@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from . import ROOT
@@ -19,13 +21,10 @@ Capstan itself is under the MIT licence (see LICENSE). Its web build and its whe
 Pyodide and onnxruntime-web are unmodified copies from their npm packages. The documentation, in docs/ of the web build,
 has the notices of its own parts in docs/licences.txt. This file is written by `python3 build.py dist --notices`.
 """
-CONTAINED = {
-    "@modelcontextprotocol/client": (
-        "Its files also hold @cfworker/json-schema (MIT, by Jeremy Danyow) and content-type (MIT, by Douglas "
-        "Christopher Wilson)."
-    )
-}
-"""The packages that the files of a package hold without their own licence files."""
+HELD = {"@cfworker/json-schema": "Copyright (c) 2020 Jeremy Danyow", "content-type": None}
+"""The packages under the MIT licence that the files of @modelcontextprotocol/client hold, with the line of copyright if
+the package on npm lacks the licence file of its repository.
+"""
 
 
 def notices() -> str:
@@ -56,7 +55,7 @@ def notices() -> str:
                 f"{name} {npm(name)['version']}",
                 npm(name)["license"],
                 f"bundled into {place}",
-                CONTAINED.get(name, ""),
+                "",
                 (MODULES / name / "LICENSE").read_text(encoding="utf-8"),
             )
             for place, names in (
@@ -76,6 +75,10 @@ def notices() -> str:
                 ),
             )
             for name in names
+        ),
+        *(
+            section(name, "MIT", "in mcp.js of the npm package, as part of @modelcontextprotocol/client", "", text)
+            for name, text in held()
         ),
         section(
             f"uPlot {npm('uplot')['version']}",
@@ -134,6 +137,16 @@ def section(title: str, licence: str, where: str, remark: str, text: str) -> str
     paragraphs = [f"## {title}", f"{licence}; {where}.", *([remark] if remark else [])]
     body = "\n".join(line.rstrip() for line in text.strip("\n").splitlines())
     return "\n\n".join([*paragraphs, f"```text\n{body}\n```"]) + "\n"
+
+
+def held() -> Iterator[tuple[str, str]]:
+    """The packages of HELD, each with its licence."""
+    own = (ROOT / "LICENSE").read_text(encoding="utf-8")
+    for name, holder in HELD.items():
+        if holder is None:
+            yield name, (MODULES / name / "LICENSE").read_text(encoding="utf-8")
+        else:
+            yield name, re.sub(r"Copyright .*", holder, own, count=1)
 
 
 def onnxruntime_notices() -> Path:

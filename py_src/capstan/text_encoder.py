@@ -66,7 +66,7 @@ class EncoderFolder:
         place = await place_of(host, path, not options.get("disable_file_mapped_weights"))
         if place.gguf is not None:
             raise UnsupportedModelError(
-                f"{place.folder}{place.gguf}: a GGUF file has no graph of an encoder; use an ONNX model"
+                f"{place.folder}{place.gguf}: a GGUF file is no embedding model or reranker here; use an ONNX model"
             )
         about, files = await read_files(host, place.folder, [*names, "sentence_bert_config.json"])
         return cls(host, place.folder, about, files, options)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, Page
 
 from capstan_host.site_server import SiteServer
 from capstan_host.testing.harness import Harness
@@ -57,6 +58,21 @@ def kernel_page(browser: Browser, site: SiteServer, tmp_path_factory: pytest.Tem
 def booted_demo(browser: Browser, site: SiteServer) -> Iterator[Demo]:
     with Demo.opened(browser, site) as demo:
         yield demo
+
+
+@pytest.fixture
+def visit(browser: Browser) -> Iterator[Callable[[str], Page]]:
+    """Opens an empty page of a site, with a storage of its own that goes with the test."""
+    with ExitStack() as contexts:
+
+        def opened(url: str) -> Page:
+            context = browser.new_context()
+            contexts.callback(context.close)
+            page = context.new_page()
+            page.goto(url + "blank.html")
+            return page
+
+        yield opened
 
 
 @pytest.fixture

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Page
 
 from buildtools import ROOT
 from buildtools.site import assemble
@@ -34,12 +34,8 @@ def encoders() -> Iterator[SiteServer]:
 
 
 @pytest.fixture
-def page(browser: Browser, encoders: SiteServer) -> Iterator[Page]:
-    context = browser.new_context()
-    page = context.new_page()
-    page.goto(encoders.url + "blank.html")
-    yield page
-    context.close()
+def page(visit: Callable[[str], Page], encoders: SiteServer) -> Page:
+    return visit(encoders.url)
 
 
 # Those of the first kind are compared where sentences are searched.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Page
 
 from buildtools.site import assemble
 from capstan_host.headless.static_server import running
@@ -33,12 +33,8 @@ def rerankers() -> Iterator[SiteServer]:
 
 
 @pytest.fixture
-def page(browser: Browser, rerankers: SiteServer) -> Iterator[Page]:
-    context = browser.new_context()
-    page = context.new_page()
-    page.goto(rerankers.url + "blank.html")
-    yield page
-    context.close()
+def page(visit: Callable[[str], Page], rerankers: SiteServer) -> Page:
+    return visit(rerankers.url)
 
 
 @pytest.mark.one_in(12)

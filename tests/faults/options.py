@@ -43,7 +43,8 @@ def attack_in_node(kind: str, page: Path, share: Share) -> Outcome:
 def attack_from(first: int, page: Path, share: Share, outcome: Outcome) -> int:
     """Try the calls from this number on, in a Node of their own: the number after the last one."""
     numbers = (share.seed, share.count, share.part, share.parts, first)
-    process = started(page, "--alias:capstan-webgpu=./web/src/page/capstan.ts", arguments=[str(number) for number in numbers])
+    client = "--alias:capstan-webgpu=./web/src/page/capstan.ts"
+    process = started(page, client, arguments=[str(number) for number in numbers])
     assert process.stdout
     case, number = b"", first - 1
     while True:

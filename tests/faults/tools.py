@@ -177,7 +177,12 @@ def tool_targets() -> list[Target]:
             "additionalProperties": False,
         }
         tool = AgentTool("act", FUNCTIONS.get(name, FUNCTIONS["turns"]), TURNS, parameters, read_only=True)
-        limits = {"max_steps": 2, "max_new_tokens": 60, "tool_timeout": 0.1, "max_result_bytes": MOST_BYTES}
+        limits: dict[str, Any] = {
+            "max_steps": 2,
+            "max_new_tokens": 60,
+            "tool_timeout": 0.1,
+            "max_result_bytes": MOST_BYTES,
+        }
         agent = Agent(model, [tool], tool_choice="required", do_sample=False, **limits)
         steps = [step async for step in agent.run("hi")]
         for call in [call for step in steps for call in step.calls]:

@@ -158,6 +158,9 @@ def test_a_model_that_is_no_reranker_is_told(tmp_path: Path) -> None:
     shutil.copyfile(RERANKERS / "qwen3-plain/onnx/model.onnx", folder / "onnx/model.onnx")
     with pytest.raises(UnsupportedModelError, match="the graph's outputs are 'logits'; a reranker gives logits .B, 1."):
         reranked(folder, QUERY, DOCUMENTS)
+    (folder / "model.gguf").touch()
+    with pytest.raises(UnsupportedModelError, match="model.gguf: a GGUF file is no embedding model or reranker here"):
+        reranked(folder / "model.gguf", QUERY, DOCUMENTS)
     (folder / "tokenizer.json").unlink()
     with pytest.raises(ModelFileError, match="tokenizer.json is missing"):
         reranked(folder, QUERY, DOCUMENTS)
