@@ -158,7 +158,12 @@ export class Toolbox {
     const tool = tools.get(name);
     const given = parsed(called.arguments);
     const call = { id, name, arguments: given ?? {}, source: tool?.source ?? "none" };
-    const failed = (result: string, ms = 0): AgentCall => ({ ...call, outcome: "failed", result: this.cut(result), ms });
+    const failed = (result: string, ms = 0): AgentCall => ({
+      ...call,
+      outcome: "failed",
+      result: this.cut(result),
+      ms,
+    });
     if (!tool)
       return failed(`There is no tool ${JSON.stringify(name)}. The tools are: ${[...tools.keys()].join(", ")}.`);
     if (!given) return failed(`The arguments are no JSON object: ${called.arguments.slice(0, 80)}`);
