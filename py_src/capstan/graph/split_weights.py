@@ -21,7 +21,7 @@ from .onnx_pb2 import ModelProto, NodeProto, TensorProto
 from .parts import Part
 from .weight_inputs import WeightEntry, entry_of, known_external_entries, made_of
 from .weight_ranges import NotInRangesError, bound_bytes, columns_of, ranges_of, rows_of, step_of
-from .wiring import Wiring, attribute, copy_of, delete, fresh_name, int64_tensor, integers
+from .wiring import Wiring, attribute, copy_of, delete, int64_tensor, integers, taken_names
 
 __all__ = ["ROWS", "SplitWeight", "Splitter", "split_weights"]
 
@@ -86,6 +86,7 @@ class Splitter:
     def __init__(self, model: ModelProto, largest: int) -> None:
         self.graph, self.largest = model.graph, largest
         self.tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+        self.taken = taken_names(self.graph)
         self.tables: list[SplitTable] = []
         self.added: set[str] = set()
         """Initializers."""
@@ -95,6 +96,15 @@ class Splitter:
         """Outputs of nodes that were replaced together with an earlier node."""
         self.made: dict[tuple[str, int, int], str] = {}
         """The name of a range of rows or columns, by the weight's name, the first and the count."""
+
+    def fresh(self, wanted: str) -> str:
+        """An unused name, which is used from now on."""
+        name, count = wanted, 1
+        while name in self.taken:
+            count += 1
+            name = f"{wanted}_{count}"
+        self.taken.add(name)
+        return name
 
     def reshaped(self, large: Collection[str]) -> dict[str, str]:
         """Replace each Reshape of a large weight by a weight with the new dimensions; returns the original weight for
@@ -107,7 +117,7 @@ class Splitter:
             tensor, dims = self.tensors[node.input[0]], integers(wiring.constants.get(node.input[1]))
             if not dims or min(dims) < 1 or dims[0] != tensor.dims[0] or node.output[0] in wiring.outputs:
                 continue
-            entry, name = entry_of(tensor), fresh_name(self.graph, node.output[0] + "_weight")
+            entry, name = entry_of(tensor), self.fresh(node.output[0] + "_weight")
             self.add(made_of(name, tensor.data_type, dims, entry.location, entry.pieces))
             found[name] = tensor.name
             for reader in wiring.consumers.get(node.output[0], ()):
@@ -297,7 +307,7 @@ class Splitter:
         """A weight made of some parts of another weight, or of its bytes if it is in model.onnx."""
         key = (tensor.name, first, count)
         if key not in self.made:
-            name = fresh_name(self.graph, f"{tensor.name}_from_{first}")
+            name = self.fresh(f"{tensor.name}_from_{first}")
             if tensor.data_location == TensorProto.EXTERNAL:
                 entry = entry_of(tensor)
                 made = made_of(name, tensor.data_type, dims, entry.location, parts_of(entry))
@@ -313,7 +323,7 @@ class Splitter:
 
     def beside(self, gone: Sequence[NodeProto], nodes: list[NodeProto], results: Sequence[str], output: str) -> None:
         """Replace `gone` by `nodes`, whose results are concatenated."""
-        name = fresh_name(self.graph, f"{gone[0].name or gone[0].output[0]}_beside")
+        name = self.fresh(f"{gone[0].name or gone[0].output[0]}_beside")
         concat = new_node("Concat", results, [output], name=name, axis=-1)
         self.replace(gone, [*nodes, concat], output)
 
@@ -332,13 +342,13 @@ class Splitter:
         """A node with the same operation on other inputs."""
         found = NodeProto()
         found.CopyFrom(node)
-        found.name = fresh_name(self.graph, name)
+        found.name = self.fresh(name)
         found.input[:] = inputs
-        found.output[0] = fresh_name(self.graph, f"{name}/output_0")
+        found.output[0] = self.fresh(f"{name}/output_0")
         return found
 
     def node(self, kind: str, name: str, *inputs: str) -> NodeProto:
-        name = fresh_name(self.graph, name)
+        name = self.fresh(name)
         return NodeProto(op_type=kind, name=name, input=inputs, output=[f"{name}/output_0"])
 
     def known_as(self, whole: str, part: str, columns: int = 0) -> None:

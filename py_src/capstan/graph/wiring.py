@@ -24,6 +24,7 @@ __all__ = [
     "int64_tensor",
     "integers",
     "prune",
+    "taken_names",
     "value_info",
 ]
 
@@ -173,13 +174,18 @@ def delete(items: Any, gone: Callable[[Any], bool]) -> None:
 
 def fresh_name(graph: GraphProto, wanted: str) -> str:
     """`wanted`, or `wanted_2`, `wanted_3`... if the graph already uses it for a node or tensor."""
-    taken = {node.name for node in graph.node} | {tensor.name for tensor in graph.initializer}
-    taken |= {name for node in graph.node for name in node.output} | {value.name for value in graph.input}
+    taken = taken_names(graph)
     name, count = wanted, 1
     while name in taken:
         count += 1
         name = f"{wanted}_{count}"
     return name
+
+
+def taken_names(graph: GraphProto) -> set[str]:
+    """The names of the nodes and tensors of a graph."""
+    taken = {node.name for node in graph.node} | {tensor.name for tensor in graph.initializer}
+    return taken | {name for node in graph.node for name in node.output} | {value.name for value in graph.input}
 
 
 def prune(graph: GraphProto) -> list[str]:
