@@ -136,6 +136,14 @@ class TestFirefox:
         assert found["fresh"] == oracle.greedy(FIXTURES / "nano-llama", PROMPT, 12)
 
     @pytest.mark.extended
+    @pytest.mark.parametrize("device", ["webgpu", "wasm"])
+    def test_a_stored_state_continues(self, device: str, scripts: PageScripts) -> None:
+        call = {"model": "nano-llama", "prompt": PROMPT, "load": {"device": device}}
+        ids, reused = scripts.run("saving", "stored", "nano-llama", **call)
+        assert ids == oracle.greedy(FIXTURES / "nano-llama", PROMPT, 12)[4:]
+        assert reused == len(PROMPT) + 3
+
+    @pytest.mark.extended
     def test_the_demo_completes_a_prompt(self, harness: Harness, site: SiteServer) -> None:
         *told, adapter = complete_in_the_demo(harness, site.url, "webgpu")
         assert told == ["", "6", "the limit", "webgpu", "tape"]

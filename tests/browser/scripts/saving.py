@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 from capstan import CapstanError, Generator, Model, OptionError
 from capstan.fallback import fallbacks
+from capstan.generation.state_format import SHARD, FileRows, SavedState
+from capstan.host.session_store import SessionStore, StoredSession
 
 from .running import parameters, take
 
-__all__ = ["between", "continued"]
+__all__ = ["between", "continued", "stored"]
 
 
 async def continued(
@@ -98,3 +102,26 @@ async def between(
             except OptionError as error:
                 found.append(str(error))
     return found
+
+
+async def stored(
+    models: Mapping[str, str], *, model: str, prompt: Sequence[int], load: dict[str, Any], bits: int = 0
+) -> list[Any]:
+    """The ids that follow a state which the browser stored, and the tokens that were not run again."""
+    store = await SessionStore.open()
+    async with await Model.load(models[model], **load) as opened:
+        search: dict[str, Any] = {"do_sample": False, "max_length": 60}
+        rows = store.rows("talk", 1 << 30, SHARD)
+        async with Generator(opened, parameters(opened, **search)) as generator:
+            generator.append_tokens(prompt)
+            await take(generator, 4)
+            header = await generator.save_rows(rows, bits)
+        found = await store.write(StoredSession("talk", [], header=json.dumps(header)), rows)
+        read = SavedState.header_of(found.header)
+        async with Generator(opened, parameters(opened, **search)) as generator:
+            with closing(await store.open_rows(found, SHARD)) as file:
+                await generator.restore_rows(SavedState(read, FileRows(file, read["bytes"], read["digests"])))
+            ids = await take(generator, 8)
+            reused = generator.reused_tokens
+    await store.remove("talk")
+    return [ids, reused]
