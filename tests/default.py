@@ -63,6 +63,7 @@ SMOKE: frozenset[str] = frozenset(
         "sampler::test_every_buffer_follows_the_state_layout",
         "sampler::test_stages_follow_the_picks_of_a_burst",
         "sampler::test_the_ids_equal_the_reference_samplers",
+        "speculation::test_drafts_of_a_model_are_verified_in_the_same_submit",
         "saved_state::test_ids_are_those_of_an_unbroken_sequence",
         "scoring::test_runs_from_a_tape_reach_back_into_the_context",
         "session_weights::test_a_short_file_is_refused_before_it_is_fetched",

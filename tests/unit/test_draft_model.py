@@ -200,7 +200,7 @@ class TestWorth:
         worth.took(10.0, drafted=False)
         worth.passed(8)
         worth.took(25.0, drafted=True)
-        for number in range(16):
+        for number in range(8):
             assert worth.on, f"{number} steps are no trial"
             worth.gave(tokens)
         assert worth.on == pays
@@ -219,7 +219,7 @@ class TestWorth:
             pauses.append(pause)
             while worth.on:
                 worth.gave(1)
-        assert pauses == [8, 64, 128, 256, 512, 1024, 1024, 1024]
+        assert pauses == [8, 128, 256, 512, 1024, 1024, 1024, 1024]
         assert stats.switched_off == 8
 
 

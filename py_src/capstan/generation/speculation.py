@@ -158,9 +158,9 @@ class Worth:
             stats.switched_off += 1
 
 
-FIRST_PAUSE, PAUSE, LONGEST_PAUSE = 8, 64, 1024
+FIRST_PAUSE, PAUSE, LONGEST_PAUSE = 8, 128, 1024
 """Tokens of plain steps before a draft model is first tried, before its second trial, and at most between trials."""
-TRIAL = 16
+TRIAL = 8
 """Drafted steps of a trial; later ones count in an average of about as many steps."""
 
 
