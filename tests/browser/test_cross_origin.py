@@ -137,6 +137,7 @@ def parts_of(hub: HubServer) -> dict[str, bytes]:
     return {hashlib.sha256(data).hexdigest(): data for data in (path.read_bytes() for path in paths)}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("method", ["getFileHandle", "requestFileHandle"])
 def test_what_one_site_downloaded_another_takes_without_a_byte_of_the_hub(
     method: str, visitor: BrowserContext, sites: list[str], hub: HubServer, storage: CrossOriginFiles

@@ -79,6 +79,7 @@ CHAT = """async ([id, hub, messages]) => {
 }"""
 
 
+@pytest.mark.extended
 @pytest.mark.one_in
 def test_it_is_loaded_by_its_id_and_refuses_pictures(page: Page, hub: HubServer) -> None:
     asked = ["nano/gemma-4", hub.url, EXPECTED["messages"]]

@@ -50,6 +50,7 @@ def test_steps_from_a_tape_pick_the_ids_of_the_native_package(scripts: PageScrip
     assert found[1]["counters"]["create_buffer"] == 0
 
 
+@pytest.mark.extended
 def test_rows_and_beams_in_one_step_pick_the_ids_of_the_native_package(scripts: PageScripts) -> None:
     found = heard(scripts, ([0, 1], 1), ([0, 1], 2), joint=True)
     assert [each["ids"] for each in found] == [[*GREEDY.values()], EXPECTED["beams of a batch"]]

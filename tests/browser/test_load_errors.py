@@ -218,7 +218,7 @@ def test_a_page_of_https_says_that_it_cannot_read_http(browser: Browser, places:
         page.goto(f"https://localhost:{server.server_address[1]}/page.html")
         config = "http://models.example/model/genai_config.json cannot be fetched"
         why = "(a page of https: cannot read an address of http:); serve the files over https: (tried 3 times)"
-        assert refused(page, "http://models.example/model/") == f"ModelFileError: {config} {why}"
+        assert refused(page, "http://models.example/model/", "webgpu") == f"ModelFileError: {config} {why}"
         server.shutdown()
 
 

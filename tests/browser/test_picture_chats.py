@@ -96,6 +96,7 @@ TALK = """async (device) => {
 }"""
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("device", ["wasm", "webgpu"])
 def test_answers_about_pictures_are_those_of_cpython(page: Page, folder: Path, device: str) -> None:
     found = page.evaluate(TALK, device)
@@ -130,6 +131,7 @@ ASK = """async ([device, cases, pictures]) => {
 }"""
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("device", ["wasm", "webgpu"])
 def test_a_repository_that_sees_tiles_picks_the_ids_of_transformers(page: Page, device: str) -> None:
     cases = json.loads((TILES / "expected.json").read_text())
@@ -151,6 +153,7 @@ IN_PATCHES = """async (device) => {
 }"""
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("device", ["wasm", "webgpu"])
 def test_answers_about_pictures_of_any_size_are_the_native_packages(page: Page, device: str) -> None:
     *found, capture = page.evaluate(IN_PATCHES, device)

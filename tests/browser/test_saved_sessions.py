@@ -191,6 +191,7 @@ NARROW = """async ([bits]) => {
 }"""
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("bits", "share"), [(8, 34 / 128), (4, 20 / 128)])
 def test_rows_in_fewer_bits_are_widened_alike_on_each_device(bits: int, share: float, page: Page) -> None:
     found = page.evaluate(NARROW, [bits])

@@ -87,6 +87,7 @@ def test_a_wrong_weight_is_found(tmp_path: Path) -> None:
     assert kept_of(app, "test_ids") >= {f"app-0/{file}" for file in (*KEPT, "capstan-trace.json")}
 
 
+@pytest.mark.extended
 def test_a_slow_kernel_and_an_exception_are_found_their_failures_kept_and_the_rest_passes(tmp_path: Path) -> None:
     app = made(tmp_path, LLAMA)
     worker = app / "node_modules/capstan-webgpu/capstan/worker.js"

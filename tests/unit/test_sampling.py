@@ -289,6 +289,10 @@ def test_end_of_sequence_ids_wait_for_min_length() -> None:
         {"do_sample": True, "top_k": 5, "top_p": 0.7, "repetition_penalty": 3.0, "min_length": 4},
         {"do_sample": True, "bad_words_ids": [[each] for each in range(100)]},
         {"do_sample": False, "timestamps": TimestampTokens(0, 100, 98, (99,), (1,), 10)},
+        {"do_sample": False, "guided": True},
+        {"do_sample": False, "guided": True, "repetition_penalty": 3.0},
+        {"do_sample": True, "guided": True, "top_k": 0, "temperature": 0.2},
+        {"do_sample": True, "guided": True, "top_k": 5, "top_p": 0.7, "repetition_penalty": 3.0, "min_length": 4},
     ],
 )
 @pytest.mark.parametrize("special", [[], [-INF], [-INF] * 80, [NAN], [INF]])
@@ -303,8 +307,13 @@ def test_peaks_of_a_row_change_no_pick(options: dict[str, Any], special: list[fl
         row = PeakedLogits("f", values)
         row.peaks = [NAN if any(map(math.isnan, part)) else max(part) for part in (row[:64], row[64:128], row[128:])]
         tokens = [source.randrange(len(row)) for _ in range(position)]
-        plain = sample(array("f", row), search, position, tokens=tokens)
-        assert sample(row, search, position, tokens=tokens) == plain
+        # Masks of few tokens, and of nearly all.
+        share = source.choice([0.02, 0.5, 0.98])
+        words = [sum((source.random() < share) << bit for bit in range(32)) for _ in range(5)]
+        words[source.randrange(4)] |= 1
+        allowed = array("I", words).tobytes()
+        plain = sample(array("f", row), search, position, tokens=tokens, allowed=allowed)
+        assert sample(row, search, position, tokens=tokens, allowed=allowed) == plain
 
 
 def test_no_logits_is_an_error() -> None:

@@ -111,7 +111,7 @@ function knownGroup(served: Set<string>): HTMLOptGroupElement {
   for (const model of known.values()) {
     if (served.has(nameOf(model.id).replace(/\.gguf$/i, ""))) continue;
     const size = model.bytes ? `, ${bytes(model.bytes)}` : "";
-    const option = new Option(`${model.name}${model.dtype ? `, ${model.dtype}` : ""}${size}`, model.id);
+    const option = new Option(`${model.name}${size}`, model.id);
     option.dataset["name"] = model.id;
     group.append(option);
   }

@@ -161,17 +161,24 @@ def sample(
         raise OptionError("logits are empty; there must be at least one token")
     stages = options.stages()
     known = Row(position, tokens, prompt, allowed)
-    edits = [stage.edit for stage in stages if stage.edit is not None and stage.due(options, known)]
+    due = [stage for stage in stages if stage.edit is not None and stage.due(options, known)]
+    edits = [stage.edit for stage in due if stage.edit is not None]
+    masked = any(stage.allowed for stage in due)
     # Keys of all tokens with a possible weight; the others come later in the order and add nothing.
-    row_of = None if any(stage.allowed for stage in stages) else _finite_row(logits, values)
+    by_peaks = options.greedy and isinstance(logits, PeakedLogits)
+    row_of = _finite_row(logits, values) if by_peaks or not masked else None
+    best = None
     if row_of is not None:
-        for edit in edits:
-            edit(row_of, options, known)
-        largest = row_of.peak()
-        if largest == -math.inf:
+        for stage in due:
+            if stage.edit is not None and not stage.allowed:
+                stage.edit(row_of, options, known)
+        best = row_of.best(allowed if masked else None)
+        if best is None and not masked:
             return NO_TOKEN
+    if row_of is not None and best is not None:
+        largest, first = best
         if options.greedy:
-            return row_of.first(largest)
+            return first
         keys: Mapping[int, int] = row_of.near(_least_with_weight(largest, options.temperature))
     else:
         every = KeyList(_keys(values))
@@ -281,20 +288,29 @@ class RowKeys:
         self._words[start:stop] = array("I", [NEGATIVE_INFINITY_KEY ^ 0xFFFFFFFF]) * len(range(start, stop))
         self._stale.update(range(start // self._size, -(-min(stop, len(self)) // self._size)))
 
-    def peak(self) -> float:
-        """The largest logit."""
+    def best(self, allowed: bytes | None = None) -> tuple[float, int] | None:
+        """The largest logit, of the tokens in the mask `allowed` if there is one, and the first token with it; None if
+        it is -inf.
+        """
         for number in self._stale:
             self._peaks[number] = max(self._part(number))
         self._stale.clear()
-        return max(self._peaks)
-
-    def first(self, largest: float) -> int:
-        """The first token with the largest logit, which `peak` returned."""
-        number = self._peaks.index(largest)
-        return number * self._size + self._part(number).index(largest)
+        if allowed is None:
+            largest = max(self._peaks)
+            number = self._peaks.index(largest)
+            first = number * self._size + self._part(number).index(largest)
+        else:
+            largest, first = -math.inf, 0
+            for number in sorted(range(len(self._peaks)), key=self._peaks.__getitem__, reverse=True):
+                if self._peaks[number] < largest:
+                    break
+                for token, logit in enumerate(self._part(number), number * self._size):
+                    if (logit > largest or (logit == largest and token < first)) and _is_in(allowed, token):
+                        largest, first = logit, token
+        return None if largest == -math.inf else (largest, first)
 
     def near(self, least: float) -> dict[int, int]:
-        """The keys by id of all tokens whose logits are at least `least`. Call `peak` first."""
+        """The keys by id of all tokens whose logits are at least `least`. Call `best` first."""
         found = {}
         for number, peak in enumerate(self._peaks):
             if peak >= least:
@@ -304,6 +320,11 @@ class RowKeys:
 
     def _part(self, number: int) -> array[float]:
         return self._row[number * self._size : (number + 1) * self._size]
+
+
+def _is_in(mask: bytes, token: int) -> bool:
+    """Whether the bit of a token is set in a mask of little-endian u32 words."""
+    return bool(mask[token >> 3] >> (token & 7) & 1)
 
 
 def _finite_row(logits: object, values: bytes | memoryview) -> RowKeys | None:

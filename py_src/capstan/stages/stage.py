@@ -76,7 +76,8 @@ class Stage:
     weigh_wgsl: str = ""
     """`fn weigh_NAME(weight: u32) -> u32`: the same."""
     allowed: bool = False
-    """Whether it needs the tokens that the host allows: `is_allowed(row, token)` in WGSL."""
+    """Whether `edit` forbids the tokens that `Row.allowed` lacks, and does nothing else: `is_allowed(row, token)` in
+    WGSL."""
     memory: Callable[[Any], int] = lambda _options: 0
     """The number of u32 words of the stage in a row's memory: from `memory_NAME(row)` on in WGSL. With any, the stage
     also has the following two.
