@@ -13,10 +13,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from ..model_files.config_section import Section, parse_object
 from ..model_files.genai_config import DECODER
 from .found_model import FoundModel
-from .repository import LAYERS, OF_THE_MODEL, REMEDY, derived_config, field
+from .repository import LAYERS, REMEDY, derived_config, field, text_part
 
 __all__ = ["EMBEDDED", "EMBEDDED_TYPES", "embedded_model"]
 
@@ -34,13 +33,11 @@ def embedded_model(
     from ..graph import parse, serialize  # noqa: PLC0415  (protobuf is for repositories only)
     from ..graph.spliced_embedding import embedding_before  # noqa: PLC0415
 
-    root = Section(folder + "config.json", "", parse_object(config, folder + "config.json"))
-    text = root.section("text_config")
+    _, text, fields = text_part(config, folder)
     layers, shared = field(text, LAYERS), text.value.get("num_kv_shared_layers") or 0
     if type(shared) is not int or not 0 <= shared < layers:
         raise text.error("num_kv_shared_layers", f"a number of layers from 0 to {layers - 1}", REMEDY)
-    whole = {key: root.value[key] for key in OF_THE_MODEL if root.value.get(key) is not None}
-    described = {**whole, **text.value, "num_hidden_layers": layers - shared}
+    described = {**fields, "num_hidden_layers": layers - shared}
     decoder, embedding = (parse(data, folder + file) for data, file in zip(graphs, files, strict=True))
     model = embedding_before(decoder, embedding, files[1])
     found, in_vain = derived_config(json.dumps(described).encode(), generation, model, files[0], folder)

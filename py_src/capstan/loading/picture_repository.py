@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..model_files.config_section import Section, parse_object
 from ..model_files.genai_config import EmbeddingNames, GenaiConfig, VisionConfig
-from .repository import OF_THE_MODEL, REMEDY, derived_config, field
+from .repository import REMEDY, derived_config, field, text_part
 
 if TYPE_CHECKING:
     from ..graph.onnx_pb2 import ModelProto
@@ -29,10 +28,9 @@ def seeing_config(
     config: bytes, generation: bytes | None, decoder: ModelProto, files: Sequence[str], folder: str
 ) -> GenaiConfig:
     """Make the genai_config.json for the files of SEEING. Raises ConfigError."""
-    root = Section(folder + "config.json", "", parse_object(config, folder + "config.json"))
-    text, vision = root.section("text_config"), root.section("vision_config")
-    whole = {key: root.value[key] for key in OF_THE_MODEL if root.value.get(key) is not None}
-    described = {**whole, **text.value, "model_type": root.text("model_type")}
+    root, _, fields = text_part(config, folder)
+    vision = root.section("vision_config")
+    described = {**fields, "model_type": root.text("model_type")}
     found, _ = derived_config(json.dumps(described).encode(), generation, decoder, files[0], folder)
     side, patch = field(vision, ("image_size",)), field(vision, ("patch_size",))
     scale = field(root, ("scale_factor",))

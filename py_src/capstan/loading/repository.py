@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 __all__ = [
     "DTYPES",
     "LAYERS",
-    "OF_THE_MODEL",
     "ON_CPU",
     "ON_F16",
     "ON_F32",
@@ -36,6 +35,7 @@ __all__ = [
     "require_dtype",
     "require_one_decoder",
     "shortened",
+    "text_part",
 ]
 
 DTYPES = {
@@ -123,6 +123,16 @@ def no_graph(
 def shortened(names: list[str], most: int = 12) -> str:
     """A list for messages, which shows at most `most` entries."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def text_part(config: bytes, folder: str) -> tuple[Section, Section, dict[str, Any]]:
+    """A config.json, its text_config, and the fields of the language model: those of text_config, and of the whole
+    model where text_config lacks them. Raises ConfigError.
+    """
+    root = Section(folder + "config.json", "", parse_object(config, folder + "config.json"))
+    text = root.section("text_config")
+    whole = {key: root.value[key] for key in OF_THE_MODEL if root.value.get(key) is not None}
+    return root, text, {**whole, **text.value}
 
 
 def derived_config(
