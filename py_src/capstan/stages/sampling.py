@@ -161,17 +161,16 @@ def sample(
         raise OptionError("logits are empty; there must be at least one token")
     stages = options.stages()
     known = Row(position, tokens, prompt, allowed)
-    due = [stage for stage in stages if stage.edit is not None and stage.due(options, known)]
-    edits = [stage.edit for stage in due if stage.edit is not None]
-    masked = any(stage.allowed for stage in due)
+    due = [(stage.edit, stage.allowed) for stage in stages if stage.edit is not None and stage.due(options, known)]
+    masked = any(masks for _, masks in due)
     # Keys of all tokens with a possible weight; the others come later in the order and add nothing.
     by_peaks = options.greedy and isinstance(logits, PeakedLogits)
     row_of = _finite_row(logits, values) if by_peaks or not masked else None
     best = None
     if row_of is not None:
-        for stage in due:
-            if stage.edit is not None and not stage.allowed:
-                stage.edit(row_of, options, known)
+        for edit, masks in due:
+            if not masks:
+                edit(row_of, options, known)
         best = row_of.best(allowed if masked else None)
         if best is None and not masked:
             return NO_TOKEN
@@ -182,7 +181,7 @@ def sample(
         keys: Mapping[int, int] = row_of.near(_least_with_weight(largest, options.temperature))
     else:
         every = KeyList(_keys(values))
-        for edit in edits:
+        for edit, _ in due:
             edit(every, options, known)
         top = max(every)
         if top <= NEGATIVE_INFINITY_KEY and not any(stage.allowed for stage in stages):
