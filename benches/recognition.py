@@ -1,4 +1,4 @@
-"""Which kernels of onnxruntime-web the tape recognises, model by model. It runs in the page:
+"""Tells which kernels of onnxruntime-web the tape recognises in each model. It runs in the page:
 
 usage: python3 build.py exec benches/recognition.py --model FOLDER ...
 

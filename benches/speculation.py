@@ -139,7 +139,8 @@ async def main(folders):
 
 
 async def measure(model, most, size, args):
-    """Print a line for each case with `most` drafts, found after the last `size` tokens, or by the draft model."""
+    """Print a line for each case with up to `most` drafts a step. The draft model makes them, or they follow an earlier
+    match of the last `size` tokens."""
     ways = {
         "plain": None,
         "speculated": capstan.Speculation(size, most),

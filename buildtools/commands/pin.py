@@ -107,5 +107,5 @@ def flat(told: dict[str, Any]) -> dict[str, Any]:
 
 
 def recorded(told: dict[str, Any]) -> set[str]:
-    """The operations that stay as recorded, with their reasons."""
+    """Find the operations that no kernel of Capstan replaces, with the reasons."""
     return {re.sub(r" \(\d+ times\)$", "", each) for each in str(told.get(AS_RECORDED) or "").split("; ") if each}

@@ -68,7 +68,7 @@ class RowBytes(Protocol):
     """The rows of a sequence's caches, one cache after the other, in memory or in a file."""
 
     async def read(self, start: int, length: int) -> bytes | bytearray | memoryview:
-        """Some bytes. Raises StorageError if they are damaged."""
+        """Read `length` bytes from `start` on. Raises StorageError if they are damaged."""
 
     @property
     def in_file(self) -> bool:

@@ -336,9 +336,8 @@ class Generator(GeneratedRows):
         later tokens may differ (docs/saved_conversations.md).
 
         Raises OptionError for several rows, if an adapter was set after tokens, and for bits that the caches do not
-        allow, UnsupportedModelError for models
-        that hear or that have recurrent states, PromptError for an empty sequence, StorageError for weights that a
-        later load cannot recognise.
+        allow, UnsupportedModelError for models that hear or that have recurrent states, PromptError for an empty
+        sequence, StorageError for weights that a later load cannot recognise.
         """
         async with self._turn:
             kept = KeptRows()
@@ -365,12 +364,12 @@ class Generator(GeneratedRows):
         self._wait(self.restore_state_async(state), "restore_state", "await restore_state_async(state)")
 
     async def save_rows(self, sink: RowSink, bits: int = 0) -> dict[str, Any]:
-        """As `save_state_async`, with the rows in a sink; returns the header."""
+        """Do the same as `save_state_async`, but write the rows to a sink; returns the header."""
         async with self._turn:
             return await self._loop.surviving(partial(save_state, self._loop, sink, bits))
 
     async def restore_rows(self, state: SavedState) -> None:
-        """As `restore_state_async`, from a state whose rows may be in a file."""
+        """Do the same as `restore_state_async`, from a state whose rows may be in a file."""
         async with self._turn:
             await self._loop.surviving(partial(restore_state, self._loop, state))
 

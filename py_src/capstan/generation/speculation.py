@@ -159,7 +159,9 @@ class Worth:
 
 
 FIRST_PAUSE, PAUSE, LONGEST_PAUSE = 8, 128, 1024
-"""Tokens of plain steps before a draft model is first tried, before its second trial, and at most between trials."""
+"""Numbers of tokens that plain steps give before the first trial of a draft model, before its second trial, and at most
+between two trials.
+"""
 TRIAL = 8
 """Drafted steps of a trial; later ones count in an average of about as many steps."""
 
