@@ -1,12 +1,15 @@
-"""Write a folder that measures tilings of matvec_q4.wgsl on a GPU host: `python3 DIR/measure.py` there.
+"""Write a folder that measures tilings of products on a GPU host: `python3 DIR/measure.py` there.
 
-usage: .venv/bin/python benches/tilings/make.py DIR [SHAPE ...]       SHAPE is a model of MODELS; all unless given
+usage: .venv/bin/python benches/tilings/make.py DIR [SHAPE ...] [--rows M ...]
 
-Each product of a model's step is computed by the tiling that gemv_int4.py chooses ("now"), and by those of TILINGS.
+SHAPE is a model of MODELS; all unless given. Each product of its step is computed by the kernel and tiling that Capstan
+chooses ("now"), and by those of TILINGS for matvec_q4.wgsl; with M rows of x, by those of ROWS_TILINGS for
+few_rows_q4.wgsl.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import sys
@@ -18,7 +21,9 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "py_src")]
 
 from buildtools.bundles import bundle  # noqa: E402  # behind the path
-from capstan.tape.kernel_plan import WorkgroupLimits  # noqa: E402
+from capstan.tape.kernel_plan import KernelPlan, MatrixSize, WorkgroupLimits  # noqa: E402
+from capstan.tape.ops.few_rows import RowsTuning, tune_rows  # noqa: E402
+from capstan.tape.ops.gemv import MatVec, plan_matvec  # noqa: E402
 from capstan.tape.ops.gemv_int4 import MatvecTuning, tune_matvec  # noqa: E402
 
 BLOCK = 32
@@ -26,7 +31,8 @@ WORDS = 64
 """Words of weights that a thread has under way at most."""
 WORKGROUPS = 65535
 """The most of a dispatch."""
-LIMITS = WorkgroupLimits(lanes=32, threads=1024, memory=49152)
+SIZES = (MatrixSize(16, 16, 16), MatrixSize(16, 8, 16), MatrixSize(16, 8, 8))
+LIMITS = WorkgroupLimits(lanes=32, threads=1024, memory=49152, buffers=10, matrices=SIZES)
 """Those of NVIDIA's GPUs in Chromium."""
 MODELS = {
     "smollm2-135m": [(576, 960), (576, 576), (576, 2 * 1536), (1536, 576), (576, 49152)],
@@ -41,8 +47,10 @@ MODELS = {
 """k and n of the products of a step: q, k and v, output, gate and up, down, last."""
 TILINGS = [*product((1, 2, 4), (8, 16, 32, 64), (128, 256, 512, 1024), (None, 132, 264, 528))]
 """rows, span, workgroup and most of MatvecTuning, with x in workgroup memory."""
+ROWS_TILINGS = [*product((1, 2, 4, 8), (16, 32, 64, 128), (128, 256))]
+"""Rows, span and workgroup of RowsTuning."""
 EPSILON = 1e-5
-FLAGS = ("ACTIVATED", "GELU", "DIVIDED", "CAPPED", "PREPARED", "WIDE", "BYTES", "SIXTEENS")
+FLAGS = ("ACTIVATED", "GELU", "ERF", "DIVIDED", "CAPPED", "PREPARED", "WIDE", "BYTES", "SIXTEENS")
 EXTENT = {"rounds": 5, "turns": 200, "spread": 200e6}
 
 
@@ -63,7 +71,7 @@ def fits(tuning: MatvecTuning, half: int = 2) -> bool:
 def variant(tuning: MatvecTuning, name: str, normed: bool) -> dict[str, Any]:
     constants = {**dict.fromkeys(FLAGS, False), "BLOCK": BLOCK, "FIRST": 0, **tuning.constants()}
     constants |= {"EPSILON": EPSILON} if normed else {}
-    return {"name": name, "constants": constants, "workgroups": tuning.workgroups}
+    return {"name": name, "shader": "matvec_q4", "constants": constants, "workgroups": [tuning.workgroups, 1, 1]}
 
 
 def named(tuning: MatvecTuning) -> str:
@@ -88,13 +96,49 @@ def shape(model: str, place: int, k: int, n: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    folder, *models = sys.argv[1:]
-    shapes = [shape(model, *each) for model in models or MODELS for each in numbered(MODELS[model])]
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder")
+    parser.add_argument("shapes", nargs="*", default=[*MODELS])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1])
+    args = parser.parse_args()
+    folder = args.folder
+    shapes = [
+        shape(model, *each) if m == 1 else rows_shape(model, *each, m)
+        for model in args.shapes
+        for each in numbered(MODELS[model])
+        for m in args.rows
+    ]
     Path(folder).mkdir(parents=True, exist_ok=True)
     bundle(Path(__file__).with_name("page.ts"), Path(folder, "page.js"))
     shutil.copy(Path(__file__).with_name("measure.py"), folder)
     Path(folder, "jobs.json").write_text(json.dumps({"lanes": LIMITS.lanes, **EXTENT, "shapes": shapes}))
     print(f"{sum(len(each['variants']) for each in shapes)} tilings of {len(shapes)} products")
+
+
+def rows_shape(model: str, place: int, k: int, n: int, m: int) -> dict[str, Any]:
+    """A product of `m` rows of x, without what surrounds it."""
+    gated = place == 2
+    n //= 1 + gated
+    now = plan_matvec(MatVec(1, 2, n, k, BLOCK, "f16", up=(3, 4) if gated else None, rows=m), LIMITS)
+    chosen = tune_rows(k, n, m, gated, True, LIMITS)
+    others = [RowsTuning(k, n, m, gated, LIMITS.lanes, chosen.tall, *given) for given in ROWS_TILINGS]
+    fit = [each for each in others if each.memory(True) <= LIMITS.memory and each.sums <= 64]
+    plans = {f"now: {now.shader}": now}
+    for each in fit:
+        constants = {**now.constants, **each.constants(BLOCK)}
+        plans[f"rows {each.rows} span {each.span} threads {each.workgroup}"] = KernelPlan(
+            "few_rows_q4", constants, each.workgroups
+        )
+    variants = [
+        {"name": name, "shader": plan.shader, "constants": plan.constants, "workgroups": plan.counts}
+        for name, plan in plans.items()
+    ]
+    buffers = {"x": 2 * k * m, "y": 2 * n * m}
+    for ending in ("", "_up")[: 1 + gated]:
+        buffers |= {f"weights{ending}": n * k // 2, f"scales{ending}": 2 * n * k // BLOCK}
+    size = (1 + gated) * (n * k // 2 + 2 * n * k // BLOCK)
+    name = f"{model}, {m} rows: {k} -> {'2 x ' * gated}{n}"
+    return {"name": name, "buffers": buffers, "bytes": size, "variants": variants}
 
 
 def numbered(products: list[tuple[int, int]]) -> list[tuple[int, int, int]]:

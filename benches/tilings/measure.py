@@ -75,7 +75,7 @@ def main() -> None:
                 kept += json.dumps(result) + "\n"
                 if out:
                     out.write_text(kept, encoding="utf-8")
-                print(result["adapter"] if "adapter" in result else table(result), flush=True)
+                print(result.get("adapter") or result.get("failed") or table(result), flush=True)
         finally:
             browser.terminate()
             browser.wait()

@@ -1,11 +1,12 @@
-// Measures tilings of matvec_q4.wgsl for make.py: GPU time of a dispatch, each over other weights than the one before.
+// Measures tilings of products for make.py: GPU time of a dispatch, each over other weights than the one before.
 
 import { FusedPipelines, type FusedPipeline } from "../../web/src/worker/gpu/kernels";
 
 interface Variant {
   name: string;
+  shader: string;
   constants: Record<string, number | boolean>;
-  workgroups: number;
+  workgroups: [number, number, number];
 }
 
 interface Shape {
@@ -27,10 +28,12 @@ interface Jobs {
   shapes: Shape[];
 }
 
-type Ready = { name: string; fused: FusedPipeline; groups: GPUBindGroup[]; workgroups: number; times: number[] };
+type Ready = Variant & { fused: FusedPipeline; groups: GPUBindGroup[]; times: number[] };
 
 /** The GPU's clock rises while it works, for so many milliseconds before a shape is measured. */
 const WARM_MS = 700;
+/** Passes that are submitted and not yet read. */
+const UNDER_WAY = 6;
 const COPIED = /^(weights|scales)/;
 
 async function tell(found: unknown): Promise<void> {
@@ -45,7 +48,10 @@ async function open(): Promise<GPUDevice> {
   const { maxStorageBufferBindingSize, maxBufferSize } = adapter.limits;
   await tell({ adapter: adapter.info.description });
   return adapter.requestDevice({
-    requiredFeatures: ["shader-f16", "subgroups", "timestamp-query"],
+    requiredFeatures: [
+      ...["shader-f16", "subgroups", "timestamp-query"],
+      ...["chromium-experimental-subgroup-matrix"].filter((name) => adapter.features.has(name)),
+    ] as GPUFeatureName[],
     requiredLimits: {
       ...{ maxComputeWorkgroupStorageSize, maxComputeWorkgroupSizeX, maxComputeInvocationsPerWorkgroup },
       ...{ maxStorageBufferBindingSize, maxBufferSize },
@@ -53,37 +59,41 @@ async function open(): Promise<GPUDevice> {
   });
 }
 
+/** Passes with their times; some of them are always under way, so that the GPU's clock stays up. */
 class Clock {
-  private readonly querySet: GPUQuerySet;
-  private readonly resolved: GPUBuffer;
-  private readonly staging: GPUBuffer;
+  private readonly free: { querySet: GPUQuerySet; resolved: GPUBuffer; staging: GPUBuffer }[];
 
   constructor(private readonly device: GPUDevice) {
-    this.querySet = device.createQuerySet({ type: "timestamp", count: 2 });
-    this.resolved = device.createBuffer({ size: 16, usage: GPUBufferUsage.QUERY_RESOLVE | GPUBufferUsage.COPY_SRC });
-    this.staging = device.createBuffer({ size: 16, usage: GPUBufferUsage.MAP_READ | GPUBufferUsage.COPY_DST });
+    this.free = Array.from({ length: UNDER_WAY }, () => ({
+      querySet: device.createQuerySet({ type: "timestamp", count: 2 }),
+      resolved: device.createBuffer({ size: 16, usage: GPUBufferUsage.QUERY_RESOLVE | GPUBufferUsage.COPY_SRC }),
+      staging: device.createBuffer({ size: 16, usage: GPUBufferUsage.MAP_READ | GPUBufferUsage.COPY_DST }),
+    }));
   }
 
-  /** Microseconds of one of so many dispatches in a pass. */
-  async measure({ fused, groups, workgroups }: Ready, turns: number): Promise<number> {
-    const { querySet, resolved, staging } = this;
+  /** Microseconds of one of so many dispatches in a pass; null where as many as may be are under way. */
+  measure({ fused, groups, workgroups }: Ready, turns: number): Promise<number> | null {
+    const kept = this.free.pop();
+    if (!kept) return null;
+    const { querySet, resolved, staging } = kept;
     const encoder = this.device.createCommandEncoder();
     const timestampWrites = { querySet, beginningOfPassWriteIndex: 0, endOfPassWriteIndex: 1 };
     const pass = encoder.beginComputePass({ timestampWrites });
     pass.setPipeline(fused.pipeline);
     for (let turn = 0; turn < turns; turn++) {
-      pass.setBindGroup(0, groups[turn % groups.length]!);
-      pass.dispatchWorkgroups(workgroups);
+      pass.setBindGroup(0, groups[turn % groups.length]);
+      pass.dispatchWorkgroups(...workgroups);
     }
     pass.end();
     encoder.resolveQuerySet(querySet, 0, 2, resolved, 0);
     encoder.copyBufferToBuffer(resolved, 0, staging, 0, 16);
     this.device.queue.submit([encoder.finish()]);
-    await staging.mapAsync(GPUMapMode.READ);
-    const [begun, ended] = new BigUint64Array(staging.getMappedRange());
-    const took = Number(ended! - begun!) / 1000 / turns;
-    staging.unmap();
-    return took;
+    return staging.mapAsync(GPUMapMode.READ).then(() => {
+      const [begun, ended] = new BigUint64Array(staging.getMappedRange());
+      staging.unmap();
+      this.free.push(kept);
+      return Number(ended! - begun!) / 1000 / turns;
+    });
   }
 }
 
@@ -105,21 +115,33 @@ async function measureShape(device: GPUDevice, clock: Clock, jobs: Jobs, shape: 
       }),
     ),
   );
-  const ready = await Promise.all(
-    shape.variants.map(async ({ name, constants, workgroups }): Promise<Ready> => {
-      const kernel = { shader: "matvec_q4", constants, floats: ["EPSILON"], half: true, lanes: jobs.lanes, bindings };
-      const fused = await pipelines.get(kernel);
-      const groups = copies.map((copy) => {
-        const entries = fused.names.map((name, binding) => ({ binding, resource: { buffer: copy[name]! } }));
-        return device.createBindGroup({ layout: fused.layout, entries });
-      });
-      return { name, fused, groups, workgroups, times: [] };
-    }),
-  );
+  const make = async (one: Variant): Promise<Ready> => {
+    const { shader, constants } = one;
+    const kernel = { shader, constants, floats: ["EPSILON"], half: true, lanes: jobs.lanes, bindings };
+    const fused = await pipelines.get(kernel);
+    const groups = copies.map((copy) => {
+      const entries = fused.names.map((name, binding) => ({ binding, resource: { buffer: copy[name]! } }));
+      return device.createBindGroup({ layout: fused.layout, entries });
+    });
+    return { ...one, fused, groups, times: [] };
+  };
+  const refused = async (one: Variant, error: unknown): Promise<null> => {
+    await tell({ failed: `${shape.name}, ${one.name}: ${String(error).slice(0, 300)}` });
+    return null;
+  };
+  const all = await Promise.all(shape.variants.map((one) => make(one).catch((error: unknown) => refused(one, error))));
+  const ready = all.filter((each) => each !== null);
+  if (!ready.length) return;
+  const waited: Promise<unknown>[] = [];
+  const time = async (one: Ready, times: number[]): Promise<void> => {
+    let took = clock.measure(one, jobs.turns);
+    for (; !took; took = clock.measure(one, jobs.turns)) await waited.shift();
+    waited.push(took.then((us) => times.push(us)));
+  };
   const warm = performance.now() + WARM_MS;
-  while (performance.now() < warm) await clock.measure(ready[0]!, jobs.turns);
-  for (let round = 0; round < jobs.rounds; round++)
-    for (const one of ready) one.times.push(await clock.measure(one, jobs.turns));
+  while (performance.now() < warm) await time(ready[0]!, []);
+  for (let round = 0; round < jobs.rounds; round++) for (const one of ready) await time(one, one.times);
+  await Promise.all(waited);
   for (const each of made) each.destroy();
   await tell({ shape: shape.name, bytes: shape.bytes, times: ready.map(({ name, times }) => [name, times]) });
 }

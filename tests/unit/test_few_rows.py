@@ -88,7 +88,7 @@ def one_kernel(what: MatVec, limits: WorkgroupLimits) -> Kernel:
 
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize(("k", "n"), [(2048, 3072), (8192, 2048), (2048, 128256), (576, 960), (576, 53)])
-@pytest.mark.parametrize("rows", [5, 8, 16, 17, 32])
+@pytest.mark.parametrize("rows", [9, 16, 17, 32])
 @looped("held", [(WEIGHTS, SCALES), (WEIGHTS, SCALES, None, MINIMA)])
 @looped("gated", [False, True])
 @looped("sizes", [SIZES, SIZES[:1], (MatrixSize(8, 8, 8),)])
@@ -138,7 +138,18 @@ def test_more_rows_of_dense_weights_go_to_subgroup_matrices(rows: int, k: int, n
     assert plan.counts[1] == 1
 
 
-@pytest.mark.parametrize("other", [{"rows": 4}, {"element": "f32"}, {"rows": 33}], ids=str)
+@pytest.mark.parametrize(
+    ("other", "fewest"),
+    [({}, 9), ({"n": 128256}, 7), ({"up": (UP, UP_SCALES)}, 9), ({"n": 8192, "up": (UP, UP_SCALES)}, 7)],
+    ids=str,
+)
+def test_from_how_many_rows_on_subgroup_matrices_multiply(other: dict[str, Any], fewest: int) -> None:
+    for rows, shader in ((fewest - 1, "few_rows_q4"), (fewest, "few_rows_matrices")):
+        what = MatVec(WEIGHTS, SCALES, k=2048, block=32, element="f16", rows=rows, **{"n": 2048, **other})
+        assert one_kernel(what, MATRICES).plan.shader == shader
+
+
+@pytest.mark.parametrize("other", [{"rows": 8}, {"element": "f32"}, {"rows": 33}], ids=str)
 def test_fewer_rows_and_float32_stay_with_threads(other: dict[str, Any]) -> None:
     what = MatVec(WEIGHTS, SCALES, k=2048, n=2048, block=32, **{"rows": 16, "element": "f16", **other})
     assert one_kernel(what, MATRICES).plan.shader == "few_rows_q4"
@@ -151,8 +162,8 @@ def test_dense_products_of_another_form_stay_with_threads(other: dict[str, Any])
 
 
 def test_matrices_that_no_workgroup_holds_are_not_taken() -> None:
-    what = MatVec(WEIGHTS, SCALES, 2048, 2048, 32, "f16", rows=16)
-    for limits in (replace(MATRICES, memory=4096), replace(MATRICES, threads=16), replace(MATRICES, matrices=())):
+    what = MatVec(WEIGHTS, SCALES, 2048, 2048, 32, "f16", rows=32)
+    for limits in (replace(MATRICES, memory=8192), replace(MATRICES, threads=16), replace(MATRICES, matrices=())):
         assert one_kernel(what, limits).plan.shader == "few_rows_q4"
 
 
@@ -160,18 +171,20 @@ def test_matrices_that_no_workgroup_holds_are_not_taken() -> None:
 @pytest.mark.parametrize("rows", [2, 3, 8, 32])
 @pytest.mark.parametrize(("k", "n"), SHAPES)
 @looped("gated", [False, True])
+@looped("half", [False, True])
 @looped("limits", LIMITS)
 def test_tilings_keep_the_limits_of_the_shader_and_the_adapter(
-    k: int, n: int, limits: WorkgroupLimits, rows: int, gated: bool
+    k: int, n: int, limits: WorkgroupLimits, half: bool, rows: int, gated: bool
 ) -> None:
-    tuning = tune_rows(k, n, rows, gated, limits)
-    given, has = {**PLAIN, "BLOCK": 32, **tuning.constants()}, product(gated, "scales")
-    found = declared_constants("few_rows_q4", given, has, lanes=limits.lanes)
+    tuning = tune_rows(k, n, rows, gated, half, limits)
+    given, has = {**PLAIN, "BLOCK": 32, **tuning.constants(32)}, product(gated, "scales")
+    found = declared_constants("few_rows_q4", given, has, half=half, lanes=limits.lanes)
     assert found["WORKGROUP"] <= limits.threads
     assert found["WORKGROUP"] % found["SPAN"] == 0
     assert found["WORKGROUP"] % max(limits.lanes, 1) == 0
     assert 2 ** found["HALVINGS"] == found["WIDTH"]
-    assert workgroup_bytes("few_rows_q4", given, has, lanes=limits.lanes) <= limits.memory
+    taken = workgroup_bytes("few_rows_q4", given, has, half=half, lanes=limits.lanes)
+    assert taken == tuning.memory(half) <= limits.memory
     columns, tops, _ = tuning.workgroups
     assert 0 <= columns * found["TILE"] - n < found["TILE"]
     assert columns <= 65535

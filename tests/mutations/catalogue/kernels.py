@@ -26,11 +26,11 @@ KERNELS = (
         ),
     ),
     Mutation(
-        "few_rows.next_minimum",
+        "few_rows.next_row_s_minimum",
         "web/src/worker/shaders/products/few_rows_q4.wgsl",
-        "    wanted.minima[b * LINES + r] = minima[block * N + row];",
-        "    wanted.minima[b * LINES + r] = minima[min(block + 1u, BLOCKS - 1u) * N + row];",
-        "the minima of a block are those of the next one, for a few rows",
+        "    sums[r * HIGH + m] += x_sums[m] * f32(wanted.minima[PER * r + part]);",
+        "    sums[r * HIGH + m] += x_sums[m] * f32(wanted.minima[PER * ((r + 1u) % LINES) + part]);",
+        "the minima of a row are those of the next one, for a few rows",
         browser("few_rows::test_weights_in_every_form_and_what_is_behind_them"),
     ),
     Mutation(
@@ -331,8 +331,8 @@ KERNELS = (
     Mutation(
         "few_rows.last_row",
         "web/src/worker/shaders/products/few_rows_q4.wgsl",
-        "let octet = x[min(top + m, M - 1u) * OCTETS + at];",
-        "let octet = x[min(m, M - 1u) * OCTETS + at];",
+        "octet = x[min(top + m, M - 1u) * OCTETS + at];",
+        "octet = x[min(m, M - 1u) * OCTETS + at];",
         "rows past the first ones repeat these",
         browser("few_rows::test_weights_in_every_form_and_what_is_behind_them"),
     ),

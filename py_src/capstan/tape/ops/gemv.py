@@ -18,7 +18,7 @@ from typing import Any
 from ..kernel_plan import KernelPlan, WorkgroupLimits
 from ..operation import ELEMENT_BYTES, Binding, Buffer, Kernel, Operation, Shared, Value
 from ..witness import Witness
-from .few_rows import FEWEST, TALL, norm_constants, tune_dense_rows, tune_rows
+from .few_rows import FEWEST, FEWEST_WIDE, TALL, WIDE, norm_constants, tune_dense_rows, tune_rows
 from .gemv_dense import column_width, tune_dense
 from .gemv_int4 import tune_matvec
 from .matrix_tiling import tune_few_dense, tune_few_rows
@@ -279,9 +279,10 @@ def plan_few_matrices(what: MatVec, limits: WorkgroupLimits) -> KernelPlan | Non
 
 
 def plan_few_packed(what: MatVec, limits: WorkgroupLimits) -> KernelPlan | None:
-    """The kernel of few_rows_matrices.wgsl, from FEWEST rows on."""
+    """The kernel of few_rows_matrices.wgsl, from FEWEST or FEWEST_WIDE rows on."""
     gated = what.up is not None
-    tiling = tune_few_rows(what.rows, what.n, what.k, gated, limits) if what.rows >= FEWEST else None
+    fewest = FEWEST_WIDE if what.n * (1 + gated) >= WIDE else FEWEST
+    tiling = tune_few_rows(what.rows, what.n, what.k, gated, limits) if what.rows >= fewest else None
     if tiling is None:
         return None
     constants = {"K": what.k, "N": what.n, "M": what.rows, "FIRST": what.first, "OF": what.of or what.n}
@@ -353,8 +354,10 @@ def plan_rows(what: MatVec, limits: WorkgroupLimits) -> KernelPlan:
     if what.scales is None:
         dense = tune_dense_rows(what.k, what.n, what.rows, gated, half, limits)
         return KernelPlan("few_rows_dense", {**fused, **place, **dense.constants()}, dense.workgroups)
-    tuning = tune_rows(what.k, what.n, what.rows, gated, limits)
-    return KernelPlan("few_rows_q4", {**fused, **packing(what), **place, **tuning.constants()}, tuning.workgroups)
+    tuning = tune_rows(what.k, what.n, what.rows, gated, half, limits)
+    return KernelPlan(
+        "few_rows_q4", {**fused, **packing(what), **place, **tuning.constants(what.block)}, tuning.workgroups
+    )
 
 
 def fits_matvec(what: MatVec) -> bool:
