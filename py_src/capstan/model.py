@@ -15,13 +15,21 @@ from .device.model_interface import DeviceModel
 from .device.model_memory import capacity_for, require_lengths
 from .device.prefix_cache import PrefixCache, checked_limit
 from .device.row_interface import RowDecoder
-from .errors import AsyncRequiredError, CapstanError, ClosedError, GuidanceError, OutOfMemoryError
+from .errors import (
+    AsyncRequiredError,
+    CapstanError,
+    ClosedError,
+    GuidanceError,
+    ModelFileError,
+    OutOfMemoryError,
+    UnsupportedModelError,
+)
 from .fallback import fall_back
 from .guidance import Encoder, SpecialTokens, TokenBytes, TokenWalks, special_tokens, vocabulary
 from .host.leaving import Leaving, when_dropped
-from .loading.draft_model import draft_options, require_draft_model
+from .loading.draft_model import draft_options, head_source, require_draft_model, without_head
 from .loading.load_options import LoadOptions
-from .loading.opening import Opened, open_model, opened_again, search_options, set_stall_timeout, source_of
+from .loading.opening import Opened, Source, open_model, opened_again, search_options, set_stall_timeout, source_of
 from .memory import AlignmentRequirements, DeviceBuffer, DeviceSpan, MemoryRequirements, Pools
 from .model_files.genai_config import DECODER
 from .tokenizer import Tokenizer
@@ -66,7 +74,7 @@ class Model:
             raise AsyncRequiredError(f"Model({path!r}) would have to wait here; use `await Model.load({path!r})`")
         source, limit = source_of(path, options), checked_limit(options.get("prefix_cache", 0))
         self._set(host, host.wait(open_model(host, source, Tokenizer.of_folder)), limit)
-        host.wait(self._take_draft_model(options))
+        host.wait(self._take_draft_model(path, options))
 
     @classmethod
     async def load(cls, path: Any, **options: Unpack[LoadOptions]) -> Model:
@@ -77,7 +85,7 @@ class Model:
         opened = await open_model(host, source, Tokenizer.of_folder)
         model = cls.__new__(cls)
         model._set(host, opened, limit)
-        await model._take_draft_model(options)
+        await model._take_draft_model(path, options)
         return model
 
     def _set(self, host: DeviceHost, opened: Opened, prefix_limit: int) -> None:
@@ -114,18 +122,39 @@ class Model:
         self._encoder: Encoder | None = None
         self.search = search_options(config)
         self.draft_model: Model | None = None
-        """The small model that drafts tokens for this one."""
+        """The small model that drafts tokens for this one, or this model's multi-token-prediction head."""
 
-    async def _take_draft_model(self, options: LoadOptions) -> None:
-        """Load the draft model, if there is one; on failure this model is closed."""
-        if (place := options.get("draft_model")) is None:
-            return
+    async def _take_draft_model(self, path: Any, options: LoadOptions) -> None:
+        """Load the draft model, if there is one, or else the head; on failure this model is closed. A head that cannot
+        be loaded is left out, with a warning.
+        """
+        place = options.get("draft_model")
         try:
-            self.draft_model = await Model.load(place, **draft_options(options, self.device_type))
-            require_draft_model(self, self.draft_model)
+            if place is not None:
+                self.draft_model = await Model.load(place, **draft_options(options, self.device_type))
+                require_draft_model(self, self.draft_model)
+            elif self.config.head is not None:
+                await self._take_head(head_source(path, options, self.device_type))
         except BaseException:
             await self.aclose()
             raise
+
+    async def _take_head(self, source: Source) -> None:
+        if self.device_type == "webgpu":
+            without_head(self.folder, "its drafts are verified only on the CPU: on WebGPU no tape can take back states")
+            return
+        try:
+            opened = await open_model(self.host, source, no_tokenizer)
+        except (ModelFileError, UnsupportedModelError, OutOfMemoryError) as error:
+            without_head(self.folder, str(error))
+            return
+        self.draft_model = Model.__new__(Model)
+        self.draft_model._set(self.host, opened, 0)
+
+    @property
+    def is_head(self) -> bool:
+        """Whether this is the multi-token-prediction head of another model."""
+        return self.graph.reads_hidden is not None
 
     @property
     def type(self) -> str:
@@ -254,7 +283,7 @@ class Model:
         that onnxruntime-web allocates: first an estimate from the graph (`exact` is False); then, once a sequence of
         that capacity was closed and a prompt had filled a whole prefill run, the measured size. Tapes of prompt runs
         are not included: if memory is too short for a tape, the prompt runs without one. `draft` has the memory of the
-        draft model.
+        draft model or the multi-token-prediction head.
         """
         length = self.config.context_length if max_length is None else max_length
         require_lengths(batch_size, length, self.config.context_length)
@@ -365,6 +394,10 @@ class Model:
         if self._loaded is None:
             raise ClosedError(f"the model {self.folder} was closed; load it again")
         return self._loaded
+
+
+def no_tokenizer(backend: object, files: object) -> None:
+    """Make no tokenizer for a head: its model has one."""
 
 
 async def let_go(lost: DeviceModel) -> None:

@@ -5,6 +5,10 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import Page
 
+from capstan_host.site_server import SiteServer
+from tests import oracle
+from tests.heads import HEADS
+
 DEFINE = """
 import capstan
 from capstan._js import host_calls
@@ -137,3 +141,20 @@ def test_a_draft_model_saves_steps_and_changes_no_token(blank_page: Page, page_e
     assert code == "OptionError"
     assert "nano-qwen2" in message
     assert "nano-llama" in message
+
+
+HEADED = """async (prompt) => {
+  const { Capstan } = await import("/capstan/capstan.js");
+  const llm = await Capstan.load("/models/qwen3_5_mtp", { device: "wasm" });
+  const { tokenIds, counters } = await llm.complete(prompt, { maxTokens: 60, temperature: 0 }).result;
+  llm.close();
+  return [tokenIds, counters.steps];
+}"""
+
+
+def test_a_head_saves_steps_and_changes_no_token(blank_page: Page, site: SiteServer, page_errors: list[str]) -> None:
+    site.models["qwen3_5_mtp"] = HEADS / "qwen3_5_mtp"
+    prompt = [(31 * i + 7) % 253 for i in range(70)]
+    ids, steps = blank_page.evaluate(HEADED, prompt)
+    assert ids == oracle.greedy(HEADS / "qwen3_5_mtp", prompt, 60)
+    assert steps < 59

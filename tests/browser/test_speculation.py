@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 from capstan import Model, Speculation
+from capstan_host.site_server import SiteServer
+from tests import oracle
 from tests.browser.page_scripts import PageScripts
+from tests.heads import HEADS
 from tests.unit.test_speculation import FEW, FIXTURES, PROMPT, generated, made
 
 CASES: dict[str, dict[str, Any]] = {
@@ -67,23 +70,67 @@ def test_drafts_of_a_model_are_verified_in_the_same_submit(
         searches = [{"logit_bias": FEW, **search} for search in searches]
     drafting = {"max_draft_tokens": 4, "always": True}
     arguments: dict[str, Any] = {"model": model, "draft_model": draft, "prompt": PROMPT, "drafting": drafting}
+    opened = Model(str(FIXTURES / model), draft_model=str(FIXTURES / draft))
     for search, result in zip(searches, run(scripts, cases=searches[:cases], **arguments), strict=False):
         plain, drafted, stats = result["plain"], result["drafted"], result["drafted"]["stats"]
-        assert stats["accepted_by_step"] == on_the_reference_device(model, draft, search)
+        assert stats["accepted_by_step"] == on_the_reference_device(opened, search)
         assert (stats["full"] == stats["rounds"]) == (cases == 1), "drafts are refused only by the second pair"
         assert drafted["steps"] == plain["steps"] - stats["accepted"]
         assert plain["submits"] == plain["readbacks"]
         assert drafted["submits"] <= drafted["readbacks"] + 6, "only the draft model's two prompts are submits apart"
 
 
-def on_the_reference_device(model: str, draft: str, search: dict[str, Any]) -> list[int]:
+def on_the_reference_device(
+    opened: Model, search: dict[str, Any], prompt: list[int] = PROMPT, drafts: int = 4
+) -> list[int]:
     """The number of steps by their accepted drafts, for the sequences of scripts/speculating.py."""
-    opened = Model(str(FIXTURES / model), draft_model=str(FIXTURES / draft))
-    with made(opened, Speculation(max_draft_tokens=4, always=True), **{"do_sample": False, **search}) as generator:
-        generator.append_tokens(PROMPT)
+    speculation = Speculation(max_draft_tokens=drafts, always=True)
+    with made(opened, speculation, **{"do_sample": False, **search}) as generator:
+        generator.append_tokens(prompt)
         generated(generator)
-        generator.rewind_to(LENGTH // 2)
+        generator.rewind_to(search["max_length"] // 2)
         generator.append_tokens([41, 44])
         generated(generator)
         assert generator.speculation is not None
         return generator.speculation.accepted_by_step
+
+
+HEADED = "qwen3_5_mtp"
+LONG = [(31 * i + 7) % 253 for i in range(70)]
+
+
+@pytest.fixture(scope="module")
+def mounted(site: SiteServer) -> None:
+    site.models[HEADED] = HEADS / HEADED
+
+
+@pytest.mark.usefixtures("mounted")
+def test_a_head_drafts_on_the_cpu(scripts: PageScripts) -> None:
+    """The states after refused drafts are taken back; a rewind and appended tokens change nothing."""
+    cases = [{"max_length": 140, **case} for case in (CASES["greedy"], {**CASES["drawn"], "temperature": 0.9})]
+    arguments: dict[str, Any] = {"device": "wasm", "drafting": {"max_draft_tokens": 3, "always": True}}
+    opened = Model(str(HEADS / HEADED))
+    found = scripts.run("speculating", "generated", HEADED, model=HEADED, prompt=LONG, cases=cases, **arguments)
+    for search, result in zip(cases, found, strict=True):
+        assert result["drafted"]["sequences"] == result["plain"]["sequences"]
+        assert not result["drafted"]["stepped down"]
+        stats = result["drafted"]["stats"]
+        assert stats["accepted_by_step"] == on_the_reference_device(opened, search, LONG, 3)
+        assert stats["accepted"], "where nothing is accepted this shows little"
+        assert stats["full"] < stats["rounds"], "where nothing is refused this shows little"
+
+
+@pytest.mark.usefixtures("mounted")
+@pytest.mark.parametrize("device", ["wasm", "webgpu"])
+def test_a_head_is_used_by_default_or_told(device: str, scripts: PageScripts) -> None:
+    found = scripts.run("speculating", "headed", HEADED, model=HEADED, device=device, prompt=LONG, count=60)
+    assert found["picked"] == oracle.greedy(HEADS / HEADED, LONG, 60)
+    if device == "wasm":
+        assert found["stats"]["accepted"]
+        assert found["draft bytes"] > 50_000
+        assert not any("head" in each for each in found["told"])
+    else:
+        assert found["capture"] == "tape"
+        assert found["stats"] is None
+        [told] = [each for each in found["told"] if "head" in each]
+        assert "on WebGPU no tape can take back states" in told

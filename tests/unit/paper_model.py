@@ -508,6 +508,7 @@ class PaperModel:
         self.original_length = 0
         self.speech_encoder = None
         self.draft_model: PaperModel | None = None
+        self.is_head = False
 
     async def decoder(self, capacity: int, given: object = None) -> PaperDecoder:
         if self.gate is not None:

@@ -86,7 +86,7 @@ def test_scores_are_those_of_onnxruntime_over_the_whole_sequence(name: str, coun
 def test_a_second_continuation_runs_nothing_before_the_contexts_last_token(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Models whose graph gives the last logits alone, or with states, run token by token; it is counted."""
+    """Models whose graph gives the last logits alone run token by token; it is counted."""
     ran: list[tuple[int, int]] = []
     for method in ("run", "run_each"):
         plain = getattr(ReferenceRunner, method)
@@ -96,7 +96,7 @@ def test_a_second_continuation_runs_nothing_before_the_contexts_last_token(
             return await plain(self, ids, past)
 
         monkeypatch.setattr(ReferenceRunner, method, watched)
-    whole = name == "nano-llama"
+    whole = name != "nano-copies"
     before = sum(fallbacks().values())
     with generator(Model(str(FIXTURES / name))) as one:
         one.append_tokens([each % 256 for each in tokens(40)])

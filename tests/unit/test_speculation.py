@@ -166,18 +166,19 @@ class TestSpeculating:
         assert found[0] == found[1]
         assert found[0][0][-1] == end
 
-    def test_a_model_with_states_is_not_drafted_and_says_so(self) -> None:
-        other = Model(str(FIXTURES / "families" / "lfm2"))
+    @pytest.mark.parametrize("family", ["lfm2", "qwen3_5_text"])
+    def test_a_model_with_states_gives_the_same_tokens(self, family: str) -> None:
+        other = Model(str(FIXTURES / "families" / family))
+        search = {"do_sample": True, "temperature": 0.5, "random_seed": 4, "max_length": 110, "logit_bias": FEW}
         found = []
         for options in (None, OPTIONS["short"]):
-            with made(other, options, do_sample=False, max_length=24) as generator:
+            with made(other, options, **search) as generator:
                 generator.append_tokens(PROMPT)
-                if options is None:
-                    found.append(generated(generator))
-                else:
-                    with pytest.warns(FallbackWarning, match="the model has states"):
-                        found.append(generated(generator))
+                found.append(generated(generator))
+                stats = generator.speculation
         assert found[0] == found[1]
+        assert stats is not None
+        assert stats.rounds > stats.full
 
     def test_together_with_a_processor_it_steps_down(self, model: Model) -> None:
         params = GeneratorParams(model, logits_processor=lambda _tokens, _logits: None)

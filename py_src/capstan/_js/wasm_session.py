@@ -64,6 +64,10 @@ class JsWasmSequence:
     def bring_states(self, slot: int) -> None:
         self._js.bringStates(slot)
 
+    def hidden_states(self) -> bytes:
+        with typed_errors():
+            return bytes(self._js.hiddenStates().to_bytes())
+
     def copy_from(self, other: JsWasmSequence) -> None:
         self._js.copyFrom(other._js)
 

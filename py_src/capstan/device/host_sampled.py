@@ -18,6 +18,8 @@ from ..stages.search import SearchOptions
 from ..stages.speculation_options import Speculation
 from .cache_rows import RowSource, SavedRows
 from .carried_tensor import CarriedTensor
+from .element_types import byte_count
+from .hidden_rows import HiddenRows
 from .model_origin import ModelOrigin
 from .row_interface import ONE, Burst, Counters, RowDecoder
 from .separate_rows import SeparateRows, separate_rows
@@ -39,6 +41,9 @@ PREFILL_CHUNK = 512
 SCORED_CHUNK = 64
 """Tokens of a run that gives the logits of all its positions: 33 MB of them for a vocabulary of 128,256."""
 
+MOST_BEHIND = 4
+"""The most tokens that a run over drafts repeats because the states lack them; more are run before it."""
+
 
 class Runner(Protocol):
     """A model over one KV cache and, if the model has them, states that each run overwrites."""
@@ -56,6 +61,12 @@ class Runner(Protocol):
 
     def run_each(self, ids: Sequence[int], past: int) -> Awaitable[list[array[float]]]:
         """Like `run`, but returns the logits of every position."""
+
+    def give_hidden(self, rows: bytes | memoryview) -> None:
+        """Have the next run read these hidden states, one for each token, in a multi-token-prediction head."""
+
+    def hidden_states(self) -> bytes:
+        """The hidden states of all tokens of the last run, if the graph's description names them."""
 
     def keep_states(self, slot: int) -> None:
         """Keep the states as snapshot number `slot`."""
@@ -139,10 +150,8 @@ class HostCaches:
             self.runner.write(pair, await anext(caches), length)
 
 
-def undraftable(stateful: bool, keeps_all: bool) -> str | None:
+def undraftable(keeps_all: bool) -> str | None:
     """The reason why a model's drafts cannot be verified."""
-    if stateful:
-        return "the model has states that a run over several tokens leaves at its last one"
     return None if keeps_all else "the graph gives the logits of the last position only"
 
 
@@ -167,11 +176,16 @@ class HostSampledDecoder:
         self.usual_burst = 1
         self._runner: Runner | None = runner
         self._snapshots = Snapshots(SNAPSHOTS, runner.keep_states, runner.bring_states) if runner.stateful else None
+        self._hidden: HiddenRows | None = None
+        """The hidden states of the last positions, if a multi-token-prediction head reads them."""
         self._now = now
         self._options = SearchOptions()
         self._row = 0
         self._logits: array[float] = array("f")
         self._length = 0
+        self._behind: list[int] = []
+        """The last tokens before `_length` that the states lack, after refused drafts; the next run begins with them.
+        """
         self._tokens: list[int] = []
         """The sequence with all picks, for stages that need it."""
         self._prompt = 0
@@ -212,9 +226,20 @@ class HostSampledDecoder:
 
     def adopt(self, source: RowSource, length: int) -> None:
         source.copy_to(HostCaches(self._open()), length)
+        if self._hidden is not None:
+            self._hidden.forget(length)
+
+    def keep_hidden(self) -> HiddenRows:
+        hidden = self._open().about.hidden
+        assert hidden is not None, "called only with a head, and for it"
+        self._hidden = HiddenRows(byte_count(hidden.dtype, [size for size in hidden.dims if isinstance(size, int)]))
+        return self._hidden
+
+    def give_hidden(self, rows: bytes | memoryview) -> None:
+        self._open().give_hidden(rows)
 
     async def prefill(self, ids: Sequence[int], past: int) -> None:
-        snapshots = self._snapshots
+        snapshots, self._behind = self._snapshots, []
         if snapshots is not None:
             snapshots.go_to(past)
         for start in range(0, len(ids), PREFILL_CHUNK):
@@ -225,6 +250,7 @@ class HostSampledDecoder:
 
     async def score(self, tokens: Sequence[int], past: int) -> list[ScoredToken]:
         runner, snapshots, ids = self._open(), self._snapshots, tokens[past:-1]
+        self._behind = []
         if snapshots is not None:
             snapshots.go_to(past)
             snapshots.before_last_run()
@@ -238,9 +264,7 @@ class HostSampledDecoder:
                 await self._run(part, start)
                 rows = [self._logits]
             else:
-                rows = await runner.run_each(part, start)
-                self._counters["readbacks"] += 1
-                self._counters["readback_bytes"] += sum(4 * len(row) for row in rows)
+                rows = await self._ran(part, start, every=True)
             wanted = tokens[start + 1 : start + 1 + len(part)]
             scored += [ScoredToken.of(finite_logits(row), token) for row, token in zip(rows, wanted, strict=True)]
         self._length = past + len(ids)
@@ -272,19 +296,26 @@ class HostSampledDecoder:
             raise ValueError(
                 f"{steps} drafted steps were requested with drafts {drafts}; the CPU takes 1 step with drafts"
             )
-        submitted, runner = self._now(), self._open()
-        length = self._length
-        rows = await runner.run_each([self._pending, *drafts], length)
+        submitted, length, run = self._now(), self._length, [self._pending, *drafts]
+        if len(self._behind) > MOST_BEHIND:
+            await self.catch_up()
+        snapshots, behind = self._snapshots, self._behind
+        if snapshots is not None:
+            snapshots.before_burst()
+            snapshots.before_drafts()
+        rows = await self._ran(run, length, every=True)
         readable = self._now()
         self._counters["steps"] += 1
-        self._counters["readbacks"] += 1
-        self._counters["readback_bytes"] += sum(4 * len(row) for row in rows)
         ids: list[int] = []
         for place, self._logits in enumerate(rows):
             self._length = length + place + 1
             ids.append(self._pick())
             if ids[place : place + 1] != list(drafts[place : place + 1]):
                 break
+        if snapshots is not None and len(ids) < len(run):
+            # The states are those after all drafts, also the refused ones.
+            snapshots.refuse_drafts()
+            self._behind = [*behind, *run[: len(ids)]]
         entered = self._now()
         return Burst((tuple(ids),), submitted, readable, readable, entered - readable, entered, (len(ids),))
 
@@ -307,13 +338,19 @@ class HostSampledDecoder:
     def copy_from(self, other: HostSampledDecoder) -> None:
         self._open().copy_from(other._open())
         self._logits = array("f", other._logits)
-        self._length, self._pending = other._length, other._pending
+        self._length, self._pending, self._behind = other._length, other._pending, list(other._behind)
         if self._snapshots is not None and other._snapshots is not None:
             # Snapshots stay with the other decoder: a rewind runs the tokens from the start.
             self._snapshots.taken, self._snapshots.live = {}, other._snapshots.live
 
     def set_lora(self, lora: LoraWeights | None) -> None:
         self._open().set_lora(lora)
+
+    async def catch_up(self) -> None:
+        """Run the model on the tokens that the states lack."""
+        if self._behind:
+            behind, self._behind = self._behind, []
+            await self._ran(behind, self._length - len(behind), every=False)
 
     async def logits(self) -> memoryview[float]:
         return memoryview(array("f", self._logits))
@@ -330,6 +367,7 @@ class HostSampledDecoder:
             self._logits[token] = logit
 
     async def carried(self, name: str) -> CarriedTensor:
+        await self.catch_up()
         return await self._open().carried(name, self._length)
 
     def counters(self) -> Counters:
@@ -341,14 +379,24 @@ class HostSampledDecoder:
             self._runner = None
 
     async def _run(self, ids: Sequence[int], past: int) -> None:
-        runner = self._open()
-        if self._snapshots is not None:
-            self._snapshots.live = None
-        self._logits = await runner.run(ids, past)
-        if self._snapshots is not None:
-            self._snapshots.live = past + len(ids)
+        [self._logits] = await self._ran(ids, past, every=False)
+
+    async def _ran(self, ids: Sequence[int], past: int, *, every: bool) -> list[array[float]]:
+        """Run the tokens that the states lack, then `ids`; the logits of every position of `ids`, or of the last
+        one.
+        """
+        runner, snapshots, count = self._open(), self._snapshots, len(ids)
+        ids, past, self._behind = [*self._behind, *ids], past - len(self._behind), []
+        if snapshots is not None:
+            snapshots.live = None
+        rows = await runner.run_each(ids, past) if every else [await runner.run(ids, past)]
+        if snapshots is not None:
+            snapshots.live = past + len(ids)
+        if self._hidden is not None:
+            self._hidden.ran(past, runner.hidden_states())
         self._counters["readbacks"] += 1
-        self._counters["readback_bytes"] += 4 * len(self._logits)
+        self._counters["readback_bytes"] += sum(4 * len(row) for row in rows)
+        return rows[-count:]
 
     def _pick(self) -> int:
         """The next token, picked from the present logits."""
@@ -412,5 +460,7 @@ class HostSampledModel(ABC):
         )
 
     async def switched(self, decoder: RowDecoder, lora: LoraWeights) -> RowDecoder:
+        if isinstance(decoder, HostSampledDecoder):
+            await decoder.catch_up()
         decoder.set_lora(lora)
         return decoder

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .cache_rows import PictureSpan
     from .carried_tensor import CarriedTensor
     from .device_interface import BoundSpan
+    from .hidden_rows import HiddenRows
     from .lora_weights import LoraWeights
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "DecoderRow",
     "DraftedRows",
     "HearingRow",
+    "HiddenRow",
     "PackedRows",
     "RowDecoder",
     "RowPrompts",
@@ -169,6 +171,17 @@ class SeeingRow(Protocol):
         The caches become invalid at the first changed position and all later ones. Called under the conditions of
         `DecoderRow.prefill`.
         """
+
+
+@runtime_checkable
+class HiddenRow(Protocol):
+    """A DecoderRow of a model with a multi-token-prediction head, or of the head."""
+
+    def keep_hidden(self) -> HiddenRows:
+        """Keep the hidden states of later runs; the result has those of the last positions."""
+
+    def give_hidden(self, rows: bytes) -> None:
+        """Have the next run of the head read these hidden states, one for each token."""
 
 
 class RowDecoder(Protocol):

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = [
     "KINDS",
     "CrossCaches",
+    "HiddenStates",
     "Ids",
     "LongRope",
     "Mask",
@@ -264,6 +265,26 @@ class Placed(RunInput):
         return [self._features or none]
 
 
+class HiddenStates(RunInput):
+    """The hidden states that a multi-token-prediction head reads, one for each token of a run."""
+
+    given: bytes | memoryview = b""
+    """Those of the next run, set before it."""
+
+    def feeds(self, run: Run) -> list[RunTensor]:
+        info = self.about.reads_hidden
+        return [] if info is None else [RunTensor(info.name, "hidden states", info.dtype, self._dims(run.tokens))]
+
+    def on_host(self, ids: Sequence[int], past: int) -> list[HostTensor]:
+        info = self.about.reads_hidden
+        return [] if info is None else [HostTensor(info.name, info.dtype, self._dims(len(ids)), self.given)]
+
+    def _dims(self, tokens: int) -> tuple[int, ...]:
+        info = self.about.reads_hidden
+        assert info is not None, "feeds and on_host ask"
+        return (1, tokens, *(size for size in info.dims[2:] if isinstance(size, int)))
+
+
 class Lora(RunInput):
     """The tensors of LoRA adapters, copied to the sequence's memory on the device."""
 
@@ -347,6 +368,7 @@ KINDS: list[type[RunInput]] = [
     States,
     CrossCaches,
     Placed,
+    HiddenStates,
     Lora,
     LongRope,
     WindowBase,

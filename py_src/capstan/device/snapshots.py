@@ -32,6 +32,8 @@ class Snapshots:
     """None while it is unknown, such as in a run or after a cancelled wait."""
     taken: dict[int, int] = field(default_factory=dict)
     """Positions by slot."""
+    _undrafted: int | None = None
+    """The position before the last run over drafts."""
 
     def nearest(self, length: int) -> int:
         """The last position, at most `length`, from which a run can continue."""
@@ -62,6 +64,16 @@ class Snapshots:
         if self.live is not None and self.live >= max(self.taken.values(), default=0) + SPACING:
             free = [slot for slot in range(1, self.slots) if slot not in self.taken]
             self._take(free[0] if free else min(range(1, self.slots), key=self.taken.__getitem__), self.live)
+
+    def before_drafts(self) -> None:
+        """Note that a run over drafts comes next; keep a snapshot in one more slot, which `refuse_drafts` restores."""
+        self._undrafted = self.live
+        self.keep(self.slots)
+
+    def refuse_drafts(self) -> None:
+        """Restore the state before the run over drafts."""
+        self.bring(self.slots)
+        self.live = self._undrafted
 
     def _take(self, slot: int, position: int) -> None:
         self.keep(slot)

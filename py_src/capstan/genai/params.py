@@ -91,7 +91,9 @@ class GeneratorParams:
         params.set_search_options(**self._given)
         if self._guidance is not None:
             params.set_guidance(*self._guidance)
-        params.set_speculation(self._speculation())
+        chosen = self._speculation()
+        if chosen is not None:
+            params.set_speculation(chosen)
         return params
 
     def _speculation(self) -> Speculation | None:

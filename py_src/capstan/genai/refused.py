@@ -9,6 +9,10 @@ from .genai_model import Model
 
 __all__ = ["MtpGenerator", "StreamingProcessor"]
 
+NO_PAIR = (
+    "a head is no model of its own here; make a Generator of the folder whose genai_config.json has model.mtp: it "
+    "drafts with that head on the CPU, and picks the same tokens"
+)
 TEXT_ONLY = "give a prompt as text, or a file of sound to a Whisper model"
 
 
@@ -42,33 +46,33 @@ class StreamingProcessor:
 
 
 class MtpGenerator:
-    """The native package's speculation by additional heads of a model. Creating it raises UnsupportedModelError;
-    `Generator` picks the same tokens.
+    """The native package's speculation by a multi-token-prediction head that is a second Model. Creating it raises
+    UnsupportedModelError; `Generator` drafts with the head of a folder whose configuration has `model.mtp`.
     """
 
     def __init__(self, model: Model, head: Model, params: Any, /) -> None:
-        refuse("MtpGenerator", "multi-token prediction is not implemented; use Generator, which picks the same tokens")
+        refuse("MtpGenerator", NO_PAIR)
 
     def append_tokens(self, tokens: Any, /) -> NoReturn:
         """Refused with UnsupportedModelError."""
-        refuse("MtpGenerator", "multi-token prediction is not implemented")
+        refuse("MtpGenerator", NO_PAIR)
 
     def generate_next_token(self) -> NoReturn:
         """Refused with UnsupportedModelError."""
-        refuse("MtpGenerator", "multi-token prediction is not implemented")
+        refuse("MtpGenerator", NO_PAIR)
 
     def get_sequence(self) -> NoReturn:
         """Refused with UnsupportedModelError."""
-        refuse("MtpGenerator", "multi-token prediction is not implemented")
+        refuse("MtpGenerator", NO_PAIR)
 
     def get_stats(self) -> NoReturn:
         """Refused with UnsupportedModelError."""
-        refuse("MtpGenerator", "multi-token prediction is not implemented")
+        refuse("MtpGenerator", NO_PAIR)
 
     def is_done(self) -> NoReturn:
         """Refused with UnsupportedModelError."""
-        refuse("MtpGenerator", "multi-token prediction is not implemented")
+        refuse("MtpGenerator", NO_PAIR)
 
     def reset(self) -> NoReturn:
         """Refused with UnsupportedModelError."""
-        refuse("MtpGenerator", "multi-token prediction is not implemented")
+        refuse("MtpGenerator", NO_PAIR)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from ..device.row_interface import Burst, DraftedRows
+from ..device.row_interface import Burst, DraftedRows, HiddenRow
 from ..errors import OutOfMemoryError
+from .draft_head import DraftHead
 from .draft_model import DraftModel
 from .generator_params import GeneratorParams
 from .plain_policy import PlainPolicy
@@ -15,21 +16,26 @@ __all__ = ["DraftPolicy"]
 
 
 class DraftPolicy(SpeculationPolicy):
-    """A SpeculationPolicy whose drafts are greedy picks of the model's draft model."""
+    """A SpeculationPolicy whose drafts are greedy picks of the model's draft model or multi-token-prediction head."""
 
     def __init__(self, loop: RowLoop, params: GeneratorParams) -> None:
         super().__init__(loop, params)
         model = loop.model
         assert model.draft_model is not None, "chosen only for a model with a draft model"
         self._worth = self._model_worth = ModelWorth(self.stats, self._speculation.always)
-        self._draft = DraftModel(model.draft_model, params.search, loop.max_length, model.config.vocab_size)
+        kind = DraftHead if model.draft_model.is_head else DraftModel
+        self._draft = kind(model.draft_model, params.search, loop.max_length, model.config.vocab_size)
         self._abreast = False
         """Whether the draft model has run on all tokens but the last, those of bursts under way included."""
 
     async def _prepare_drafts(self, decoder: DraftedRows) -> str | None:
         self._abreast = False
         try:
-            return await decoder.prepare_drafts(self._speculation, await self._draft.open())
+            drafter = await self._draft.open()
+            if isinstance(self._draft, DraftHead):
+                assert isinstance(decoder, HiddenRow), "a head is loaded only to devices with such rows"
+                self._draft.read(decoder.keep_hidden())
+            return await decoder.prepare_drafts(self._speculation, drafter)
         except OutOfMemoryError as error:
             return f"the draft model has no sequence: {error}"
 
@@ -46,7 +52,8 @@ class DraftPolicy(SpeculationPolicy):
             return
         [row] = loop.rows
         room = bool(loop.flight) or row.room(self._reach) > self._speculation.max_draft_tokens
-        if verifier is None or not self._worth.on or not room or len(row) + len(row.ready) < 2:
+        drafting = self._worth.on and self.watched is None
+        if verifier is None or not drafting or not room or len(row) + len(row.ready) < 2:
             self._abreast = False
             await PlainPolicy.pick(self)
             return
@@ -63,7 +70,7 @@ class DraftPolicy(SpeculationPolicy):
 
     def _submit_plain(self) -> bool:
         # Drafted steps under way may leave room for more of them.
-        return False
+        return not self._finds_drafts and super()._submit_plain()
 
     def received(self, burst: Burst) -> bool:
         drafted = super().received(burst)

@@ -285,13 +285,18 @@ class Generator(GeneratedRows):
         and of the picked one; None stops this. The ids stay the same, but nothing runs ahead: each token waits for its
         logits.
 
-        Raises OptionError for a count out of range, for beams, and with speculation.
+        Drafts of a draft model or a head stop meanwhile, with a warning. Raises OptionError for a count out of range,
+        for beams, and with other speculation.
         """
         loop = self._loop
         loop.require_open()
         if count is not None:
             integer("count", count, 0, self._model.config.vocab_size)
-            if isinstance(self._policy, BeamPolicy | SpeculationPolicy):
+            if isinstance(self._policy, DraftPolicy):
+                fall_back(
+                    "speculation", "log probabilities wait for the logits of each token", "each step picks one token"
+                )
+            elif isinstance(self._policy, BeamPolicy | SpeculationPolicy):
                 what = "num_beams" if isinstance(self._policy, BeamPolicy) else "speculation"
                 raise OptionError(
                     f"log probabilities of each token are not available with {what}: leave one of the two out"

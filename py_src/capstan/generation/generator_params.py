@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 
 __all__ = ["GeneratorParams"]
 
+HEAD_SPECULATION = Speculation(max_draft_tokens=2)
+"""The default for models with a multi-token-prediction head: drafts after the first follow from the head's own hidden
+states, and fewer of them are right.
+"""
+
 
 class GeneratorParams:
     """Search options for generators of a model, starting from its genai_config.json.
@@ -59,13 +64,15 @@ class GeneratorParams:
         count = min(SHORTLIST, self._vocab) if shortlist is None else shortlist
         self.processors = Processors(logits_processor, shortlist_processor, count)
         self.processors.check(self._vocab, self.options["run_ahead"], self.search.num_beams)
-        self.speculation: Speculation | None = Speculation() if model.draft_model is not None else None
+        self.speculation: Speculation | None = None
+        if model.draft_model is not None:
+            self.speculation = HEAD_SPECULATION if model.draft_model.is_head else Speculation()
         self.speculation_requested = False
-        """Whether the caller chose `speculation`; else it is on because the model has a draft model."""
+        """Whether the caller chose `speculation`; else it is on because the model has a draft model or a head."""
 
     @property
     def drafts_by_model(self) -> bool:
-        """Whether the model's draft model makes the drafts."""
+        """Whether the model's draft model or head makes the drafts."""
         drafting = self.speculation is not None and self.speculation.ngram_size is None
         return drafting and self._model.draft_model is not None
 
@@ -136,7 +143,8 @@ class GeneratorParams:
     def set_speculation(self, options: Speculation | None) -> None:
         """Draft tokens and verify several in one step: the tokens are the same, and come faster if drafts are right.
         None turns it off. A grammar or a logits processor, which needs each token, also turns it off: a fallback,
-        counted when a generator is made. For a model with a draft model it is on from the start.
+        counted when a generator is made. For a model with a draft model or a multi-token-prediction head it is on from
+        the start.
         """
         self.speculation, self.speculation_requested = options, True
 

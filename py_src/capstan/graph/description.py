@@ -86,6 +86,12 @@ class GraphDescription:
     ids_dtype: str = "int64"
     cross: tuple[TensorInfo, ...] = ()
     """The inputs for an encoder's outputs, in order, with fixed sizes for one sequence."""
+    hidden: TensorInfo | None = None
+    """The output that a multi-token-prediction head reads, [batch, tokens, hidden size]; None for a model without a
+    head.
+    """
+    reads_hidden: TensorInfo | None = None
+    """The input of such a head for the output `hidden` of its model or of its own last run."""
     others: tuple[TensorInfo, ...] = ()
     """Further run-time inputs, which device.run_inputs feeds or refuses."""
 
@@ -222,6 +228,8 @@ def describe(
             f"output {logits.name} has {last} columns; genai_config.json model.vocab_size is {vocab_size}"
         )
     mask = found.get(names.attention_mask, TensorInfo("", "int64", ()))
+    hidden = hidden_states(found, "output", decoder.outputs.hidden_states)
+    reads_hidden = hidden_states({info.name: info for info in inputs}, "input", names.hidden_states)
     return GraphDescription(
         inputs=runtime,
         outputs=tuple(outputs),
@@ -248,6 +256,8 @@ def describe(
         whole=whole_because(model, pairs),
         ids_dtype=found[names.input_ids].dtype,
         cross=tuple(cross_input(found, name) for name in crosses),
+        hidden=hidden,
+        reads_hidden=reads_hidden,
         others=others,
     )
 
@@ -266,6 +276,22 @@ def cross_input(found: Mapping[str, TensorInfo], name: str) -> TensorInfo:
             f"input {name} is {info.dtype} [{shape}], expected floats of fixed sizes after the batch"
         )
     return replace(info, dims=(1, *sizes))
+
+
+def hidden_states(found: Mapping[str, TensorInfo], kind: str, name: str) -> TensorInfo | None:
+    """The graph's input or output of hidden states; None without a name. Raises UnsupportedModelError if it is missing
+    or has another shape than [batch, tokens, hidden size].
+    """
+    if not name:
+        return None
+    info = found.get(name)
+    if info is None or info.dtype not in FLOATS or len(info.dims) != 3 or not isinstance(info.dims[2], int):
+        has = "is missing" if info is None else f"is {info.dtype} [{', '.join(map(str, info.dims))}]"
+        raise UnsupportedModelError(
+            f"{kind} {name} {has}, expected floats [batch, tokens, hidden size], as genai_config.json model.mtp says; "
+            'export the model again, or leave the head out with the overlay {"model": {"mtp": {"enabled": false}}}'
+        )
+    return info
 
 
 def warn_growing_caches(about: GraphDescription) -> None:

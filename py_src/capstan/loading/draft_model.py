@@ -1,18 +1,20 @@
-"""Checks whether a small model can draft tokens for a larger one."""
+"""Chooses how the draft model or the head of a model is loaded, and checks whether a small model can draft."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import OptionError
+from ..fallback import fall_back
 from ..guidance.vocabulary import token_ids
 from ..model_files.genai_config import GenaiConfig
 from .load_options import LoadOptions, taken
+from .opening import Source
 
 if TYPE_CHECKING:
     from ..graph import GraphDescription
 
-__all__ = ["draft_options", "require_draft_model"]
+__all__ = ["draft_options", "head_source", "require_draft_model", "without_head"]
 
 
 class Opened(Protocol):
@@ -34,6 +36,19 @@ def draft_options(options: LoadOptions, device: str) -> LoadOptions:
     own = ("draft_model", "dtype", "overlay", "graphs", "max_length", "on_found", "prefix_cache")
     kept = {name: value for name, value in options.items() if name not in own}
     return taken(LoadOptions, {"capture": "tape", **kept, "device": device, "hears": False})
+
+
+def head_source(path: Any, options: LoadOptions, device: str) -> Source:
+    """The place of a model's multi-token-prediction head, which is the model's, and the options with which it is loaded
+    to the `device` of the model. No step of a head is recorded.
+    """
+    kept: LoadOptions = {**draft_options(options, device), "overlay": options.get("overlay"), "capture": "off"}
+    return Source(path, kept, head=True)
+
+
+def without_head(model: str, why: str) -> None:
+    """Warn that the head of a model is not used, and count it."""
+    fall_back(f"the multi-token-prediction head of {model}", why, "each step picks one token; the tokens are the same")
 
 
 def require_draft_model(model: Opened, draft: Opened) -> None:

@@ -99,6 +99,8 @@ class Source:
     options: LoadOptions
     tape: TapeOptions = field(default_factory=TapeOptions)
     """The tape options; the caller's `capture` replaces the one in these."""
+    head: bool = False
+    """Whether to open the multi-token-prediction head of the model in place of the model."""
 
     @property
     def keeps_weights(self) -> bool:
@@ -127,7 +129,8 @@ class Source:
 
     def config_of(self, found: FoundModel) -> GenaiConfig:
         """The model's configuration with the caller's options for caches. Raises OptionError."""
-        return with_room(with_caches(found.config, self.options), self.options.get("max_length"))
+        config = found.config.of_head if self.head else found.config
+        return with_room(with_caches(config, self.options), self.options.get("max_length"))
 
 
 def source_of(path: Any, options: LoadOptions) -> Source:

@@ -77,6 +77,8 @@ class InputNames:
     past_value_names: str = "past_key_values.%d.value"
     past_conv_names: str = "past.%d.conv"
     past_recurrent_names: str = "past.%d.recurrent"
+    hidden_states: str = ""
+    """The input of a multi-token-prediction head for the hidden states of its model; empty for a model."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,8 @@ class OutputNames:
     present_value_names: str = "present.%d.value"
     present_conv_names: str = "present.%d.conv"
     present_recurrent_names: str = "present.%d.recurrent"
+    hidden_states: str = ""
+    """The output that a multi-token-prediction head reads; empty for a model without a head."""
 
 
 @dataclass(frozen=True)
@@ -229,6 +233,8 @@ class GenaiConfig:
     """Given ids outside of the vocabulary, such as 'pad_token_id -1'; the model runs without them."""
     encoder: EncoderConfig | None = None
     vision: VisionConfig | None = None
+    head: DecoderConfig | None = None
+    """`model.mtp`: the multi-token-prediction head, which drafts tokens from the decoder's hidden states."""
     stated: Stated = Stated()
     room: int = 0
     """The number of tokens for which caches need room, from the caller of a load (no file has it); 0 if not given."""
@@ -242,6 +248,12 @@ class GenaiConfig:
         if self.vision is not None:
             files |= {VISION: self.vision.filename, EMBEDDING: self.vision.embedding.filename}
         return files
+
+    @property
+    def of_head(self) -> GenaiConfig:
+        """The configuration of the multi-token-prediction head as a model."""
+        assert self.head is not None, "a model without a head has no such configuration"
+        return replace(self, decoder=self.head, head=None)
 
     @property
     def processor(self) -> str | None:
@@ -284,7 +296,7 @@ def parse_genai_config(data: str | bytes, name: str = "genai_config.json") -> Ge
     heads, kv_heads = decoder.positive("num_attention_heads"), decoder.positive("num_key_value_heads")
     if heads % kv_heads:
         raise decoder.error("num_key_value_heads", f"a divisor of num_attention_heads ({heads})")
-    return GenaiConfig(
+    config = GenaiConfig(
         model_type=model_type,
         vocab_size=vocab_size,
         context_length=model.positive("context_length"),
@@ -330,6 +342,48 @@ def parse_genai_config(data: str | bytes, name: str = "genai_config.json") -> Ge
         name=name,
         no_tokens=tuple(no_tokens),
     )
+    return with_head(config, model)
+
+
+def with_head(config: GenaiConfig, model: Section) -> GenaiConfig:
+    """The configuration with the multi-token-prediction head of `model.mtp`, if the file has one and does not disable
+    it. Raises ConfigError.
+    """
+    head = model.section("mtp", optional=True)
+    if head.value.get("enabled", bool(head.value)) is False:
+        return config
+    if head.value.get("enabled", True) is not True:
+        raise head.error("enabled", "true or false")
+    layers, shared = head.positive("num_hidden_layers"), head.value.get("shared_kv_layers")
+    if layers != 1 or shared:
+        why = f"{layers} layers" if layers != 1 else "caches of the model"
+        unused = f"{head.path}: Capstan drafts with heads of one layer and its own caches, and this one has {why}"
+        decoder = replace(config.decoder, unused_options=(*config.decoder.unused_options, unused))
+        return replace(config, decoder=decoder)
+    inputs, outputs = head.section("inputs", optional=True), head.section("outputs", optional=True)
+    made = replace(
+        config.decoder,
+        filename=file_name(head, "filename"),
+        head_size=head.positive("head_size"),
+        num_key_value_heads=head.positive("num_key_value_heads"),
+        num_hidden_layers=layers,
+        inputs=InputNames(
+            input_ids=inputs.text("input_ids", InputNames.input_ids),
+            attention_mask=inputs.text("attention_mask", InputNames.attention_mask),
+            position_ids=inputs.text("position_ids", InputNames.position_ids),
+            past_key_names=inputs.pattern("past_key_names", InputNames.past_key_names),
+            past_value_names=inputs.pattern("past_value_names", InputNames.past_value_names),
+            hidden_states=inputs.text("hidden_states", "hidden_states"),
+        ),
+        outputs=OutputNames(
+            logits=outputs.text("logits", OutputNames.logits),
+            present_key_names=outputs.pattern("present_key_names", OutputNames.present_key_names),
+            present_value_names=outputs.pattern("present_value_names", OutputNames.present_value_names),
+            hidden_states=outputs.text("hidden_states", "hidden_states_out"),
+        ),
+    )
+    read = replace(config.decoder.outputs, hidden_states=head.text("main_hidden_states", "hidden_states"))
+    return replace(config, head=made, decoder=replace(config.decoder, outputs=read))
 
 
 def supported_decoder(model: Section, model_type: str) -> Section:

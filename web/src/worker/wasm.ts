@@ -23,6 +23,8 @@ interface SequenceSpec {
   /** null where the graph has no position ids. */
   positions: string | null;
   logits: string;
+  /** The output that a multi-token-prediction head reads; null for a model without a head. */
+  hidden: string | null;
   /** Caches of the sequence's capacity, or without positions if they grow with each run. */
   caches: StateSpec[];
   /** The states that each run overwrites as a whole. */
@@ -114,6 +116,8 @@ export class WasmDecoder {
   private readonly fed: Record<string, Ort.Tensor> = {};
   /** Snapshots by slot. A run makes new tensors, so the earlier ones are snapshots without a copy. */
   private readonly snapshots = new Map<number, Record<string, Ort.Tensor>>();
+  /** The hidden states of all tokens of the last run. */
+  private hidden: Ort.Tensor | undefined;
 
   constructor(
     private readonly ort: typeof Ort,
@@ -126,8 +130,12 @@ export class WasmDecoder {
 
   /** The bytes of a cache or state, by the name of the input that reads it. */
   carried(name: string): Uint8Array {
-    const { buffer, byteOffset, byteLength } = this.cache[name]!.data as Float32Array;
-    return new Uint8Array(buffer, byteOffset, byteLength);
+    return bytesOf(this.cache[name]!);
+  }
+
+  /** The bytes of the hidden states of all tokens of the last run. */
+  hiddenStates(): Uint8Array {
+    return bytesOf(this.hidden!);
   }
 
   keepStates(slot: number): void {
@@ -182,6 +190,7 @@ export class WasmDecoder {
     const results = await this.run(feeds);
     const carried = [...this.spec.caches, ...this.spec.states];
     this.cache = Object.fromEntries(carried.map(([input, output]) => [input, results[output]!]));
+    if (this.spec.hidden !== null) this.hidden = results[this.spec.hidden]!;
     const logits = results[this.spec.logits]!;
     const vocab = logits.dims[logits.dims.length - 1]!;
     return withPeaks(lastElements(logits, kept * vocab));
@@ -298,6 +307,11 @@ function madeLater(weights: MadeWeight[]): ExternalFile[] {
       data: Object.defineProperties(data, { byteLength: { value: bytes }, subarray: { value: subarray } }),
     };
   });
+}
+
+function bytesOf(tensor: Ort.Tensor): Uint8Array {
+  const { buffer, byteOffset, byteLength } = tensor.data as Float32Array;
+  return new Uint8Array(buffer, byteOffset, byteLength);
 }
 
 function lastElements(logits: Ort.Tensor, count: number): Float32Array {

@@ -22,7 +22,7 @@ from ..lora_weights import LoraGraph, LoraWeights
 from ..picture_encoder import host_tensor
 from ..rope_tables import RopeTables
 from ..run_input import HostTensor, Room
-from ..run_inputs import LongRope, Placed, run_inputs
+from ..run_inputs import HiddenStates, LongRope, Placed, run_inputs
 from ..snapshots import EMPTY
 from .reference_session import array_of, one_line
 
@@ -64,6 +64,8 @@ class ReferenceSequence:
         }
         self._snapshots: dict[int, Any] = {}
         self._logits = array("f")
+        self.hidden_states = b""
+        """Those of all tokens of the last run, if a multi-token-prediction head reads them."""
         required = {value.name for value in session.get_inputs()}
         self._silent = {
             each.name: onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros(each.sizes(1), each.dtype))
@@ -101,6 +103,8 @@ class ReferenceSequence:
         try:
             *presents, made = self._run_adapted(given) if self._adapted else self._run_in_place(given)
             kept = made.numpy()[0, -len(ids) if every else -1 :].astype(np.float32)
+            if about.hidden is not None:
+                self.hidden_states = presents.pop().numpy().tobytes()
         except Exception as error:
             raise ValidationError(
                 f"onnxruntime could not run the model: {one_line(error)}; the graph and the configuration contradict "
@@ -115,7 +119,9 @@ class ReferenceSequence:
         return rows
 
     def _run_in_place(self, given: Mapping[str, Any]) -> list[Any]:
-        """Run the model, and return caches, states and logits. Caches are written in place unless they grow."""
+        """Run the model, and return caches, states, hidden states for a head, and logits. Caches are written in place
+        unless they grow.
+        """
         about, binding = self.about, self._session.io_binding()
         for name, value in given.items():
             binding.bind_cpu_input(name, value)
@@ -128,6 +134,8 @@ class ReferenceSequence:
         for state, value in self._states.items():
             binding.bind_ortvalue_input(state.past, value)
             binding.bind_output(state.present)
+        if about.hidden is not None:
+            binding.bind_output(about.hidden.name)
         binding.bind_output(about.logits)
         self._session.run_with_iobinding(binding)
         return list(binding.get_outputs())
@@ -141,7 +149,8 @@ class ReferenceSequence:
         feeds |= {pair.past: cache for pair, cache in self._caches.items()}
         feeds |= {state.past: value for state, value in self._states.items()}
         presents = [*(pair.present for pair in self._caches), *(state.present for state in self._states)]
-        found: list[Any] = self._session.run_with_ort_values([*presents, self.about.logits], feeds)
+        hidden = [] if self.about.hidden is None else [self.about.hidden.name]
+        found: list[Any] = self._session.run_with_ort_values([*presents, *hidden, self.about.logits], feeds)
         return found
 
     def set_lora(self, lora: LoraWeights | None) -> None:
@@ -173,6 +182,12 @@ class ReferenceSequence:
                 self._fixed |= arrays(each.fixed_on_host(False))
             elif isinstance(each, LongRope) and each.see(pictures):
                 self._fixed |= arrays(each.fixed_on_host(False))
+
+    def give_hidden(self, rows: bytes | memoryview) -> None:
+        """Read these hidden states in the next run, in a multi-token-prediction head."""
+        for each in self._inputs:
+            if isinstance(each, HiddenStates):
+                each.given = rows
 
     def decode(self, token_id: int) -> None:
         """One decode step."""
@@ -287,7 +302,7 @@ class ReferenceRunner:
         self._sequence = sequence
         self.about = sequence.about
         self.stateful = sequence.stateful
-        self.undraftable = undraftable(sequence.stateful, sequence.keeps_all)
+        self.undraftable = undraftable(sequence.keeps_all)
 
     async def run_each(self, ids: Sequence[int], past: int) -> list[array[float]]:
         self._sequence.rewind(past)
@@ -318,6 +333,12 @@ class ReferenceRunner:
 
     def see(self, features: BoundSpan | None, places: Sequence[int], pictures: Sequence[PictureSpan] = ()) -> None:
         self._sequence.see(features, places, pictures)
+
+    def give_hidden(self, rows: bytes | memoryview) -> None:
+        self._sequence.give_hidden(rows)
+
+    def hidden_states(self) -> bytes:
+        return self._sequence.hidden_states
 
     def copy_from(self, other: ReferenceRunner) -> None:
         self._sequence.copy_from(other._sequence)

@@ -99,6 +99,8 @@ async def wasm_graph(
     """
     about = made_from(data, config)
     key, name = json.dumps([build(), about, wide_bytes]), f"graph on the CPU of {folder}"
+    if config.decoder.inputs.hidden_states:
+        name += ", of its head"
     if wide_bytes == ALL_WIDE:
         name += " for a program"
     # A site has no graphs for activations in float16.

@@ -80,6 +80,7 @@ def planned(found: WasmGraph, threads: int, context: int) -> CpuProgram:
         "states besides caches": about.states,
         "caches that grow": about.growing,
         "an encoder": about.cross,
+        "a multi-token-prediction head": about.hidden,
         "inputs besides tokens, mask and positions": about.others,
         f"caches in {about.cache_dtype}": about.cache_dtype != "float32",
         f"logits in {about.logits_dtype}": about.logits_dtype != "float32",

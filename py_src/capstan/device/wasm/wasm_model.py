@@ -21,7 +21,7 @@ from ..model_memory import ModelMemory
 from ..picture_encoder import host_tensor
 from ..rope_tables import RopeTables
 from ..run_input import HostTensor, Room, RunInput
-from ..run_inputs import Ids, LongRope, Mask, Placed, Positions, run_inputs
+from ..run_inputs import HiddenStates, Ids, LongRope, Mask, Placed, Positions, run_inputs
 from ..speech_encoder import on_host
 from .cpu_graph import WasmGraph
 from .wasm_device import WasmDevice
@@ -49,6 +49,9 @@ class WasmSequence(Protocol):
     def keep_states(self, slot: int) -> None: ...
 
     def bring_states(self, slot: int) -> None: ...
+
+    def hidden_states(self) -> bytes:
+        """The hidden states of all tokens of the last step, for a multi-token-prediction head."""
 
     def copy_from(self, other: Any) -> None: ...
 
@@ -147,12 +150,13 @@ class WasmRunner:
             "mask": about.mask or None,
             "positions": about.position_ids,
             "logits": about.logits,
+            "hidden": None if about.hidden is None else about.hidden.name,
             "caches": caches,
             "states": states,
         }
         self._sequence = session.sequence(spec)
         self._vocab = about.vocab_size
-        self.undraftable = undraftable(self.stateful, not about.last_token_only)
+        self.undraftable = undraftable(not about.last_token_only)
         self._lora = lora
         self._long = False
         inputs = run_inputs(about, Room(capacity, PREFILL_CHUNK, rope=tables))
@@ -213,6 +217,14 @@ class WasmRunner:
 
     def bring_states(self, slot: int) -> None:
         self._sequence.bring_states(slot)
+
+    def give_hidden(self, rows: bytes | memoryview) -> None:
+        for each in self._inputs:
+            if isinstance(each, HiddenStates):
+                each.given = rows
+
+    def hidden_states(self) -> bytes:
+        return self._sequence.hidden_states()
 
     def copy_from(self, other: WasmRunner) -> None:
         self._sequence.copy_from(other._sequence)
