@@ -9,7 +9,7 @@ import json
 import subprocess
 from base64 import b64decode, b64encode
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -181,6 +181,9 @@ class PaperSource:
     def memory(self, start: int, length: int) -> PaperSink:
         return PaperSink((start, length))
 
+    def opened(self) -> None:
+        """It is on a server."""
+
     async def seek(self, start: int, end: int | None) -> None:
         self._stream, self.position, self.end = self._request(start, end), start, end
 
@@ -287,6 +290,9 @@ class PaperFile:
         if self.name not in self.backing.files:
             raise StorageError(f"{self.name}: it is gone")
         return bytes(self.backing.files[self.name][start : start + length])
+
+    async def parts(self, places: Sequence[tuple[int, int]]) -> bytes:
+        return b"".join([await self.read(*place) for place in places])
 
     async def write(self, start: int, data: bytes | bytearray | memoryview) -> str:
         self.backing.before("write", self.name)

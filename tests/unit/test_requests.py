@@ -17,6 +17,7 @@ MODEL = {"model": "/models/nano/"}
 MODEL_OPTIONS = {"run_ahead": 1, "recoveries": 0, "stall_timeout": 1.5, "adapter": "/a.onnx_adapter", "prefix_cache": 0}
 MODEL_OPTIONS |= {"dtype": "q4", "device": "auto", "capture": "off"}
 MODEL_OPTIONS |= {"disable_file_mapped_weights": True, "kv_cache_dtype": "int8", "draft_model": "/models/small/"}
+MODEL_OPTIONS |= {"embedding_tables": "disk"}
 RUN_OPTIONS = {
     **MODEL_OPTIONS,
     "max_new_tokens": 5,
@@ -110,7 +111,7 @@ MOST: dict[str, dict[str, Any]] = {
     "listen": {"language": "de", "task": "translate", "silence": 0.3, "threshold": 0.6, "interval": 2},
     "load_voice": {"dtype": "q4", "device": "auto", "disable_file_mapped_weights": True},
     "speak": {"voice": "af_heart", "speed": 1.5, "phonemes": True},
-    "plan": {"dtype": "q4", "device": "wasm", "kv_cache_dtype": "int4"},
+    "plan": {"dtype": "q4", "device": "wasm", "kv_cache_dtype": "int4", "embedding_tables": "disk"},
     "restore_session": TALK_OPTIONS,
     "open_session": {
         **TALK_OPTIONS,
@@ -184,6 +185,7 @@ WORDS = {
     "text": "a string or null",
     "pooling": "'mean', 'cls', 'last' or null",
     "kv_cache_dtype": "'float', 'int8', 'int4' or null",
+    "embedding_tables": "'memory', 'disk' or null",
 }
 """A message's words for the type of each field."""
 ITEMS = {

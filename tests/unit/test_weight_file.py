@@ -781,3 +781,48 @@ def test_how_a_stored_file_is_put_on_the_gpu_is_noted_and_goes_with_it(monkeypat
     }
     asyncio.run(page.store.evict(page.server.url))
     assert asyncio.run(page.backing.names()) == []
+
+
+def test_a_file_that_stays_open_for_reads_is_stored_first_and_then_fetched_no_more() -> None:
+    page, places = Page(), [(3, 5), (940, 10), (90, 20)]
+
+    async def read() -> bytes:
+        file = await page.open()
+        parts = await file.opened(950, lambda *_: None)
+        try:
+            return await parts.parts(places)
+        finally:
+            parts.close()
+
+    found: list[bytes] = []
+    for traffic in (950, 0):
+        sent, _ = page.traffic(lambda: found.append(asyncio.run(read())))
+        assert sent == traffic
+    assert found == [b"".join(BYTES[start : start + length] for start, length in places)] * 2
+    page.spoil(105)
+    asyncio.run(page.store.verify())
+    assert page.traffic(lambda: asyncio.run(read()))[0] == SHARD, "only the damaged shard is fetched"
+    assert asyncio.run(page.store.verify())[0].damaged == ()
+    assert not +page.backing.open_files
+
+
+@pytest.mark.parametrize("lack", ["store", "disk", "kind", "length"])
+def test_a_file_that_cannot_be_stored_is_not_opened_for_reads(lack: str) -> None:
+    page = Page(keep=lack != "store")
+    if lack == "disk":
+        page.backing.free = 100
+    elif lack == "kind":
+        page.backing.kind = "cache"
+    end, kind, message = (951, ModelFileError, "names weights up to byte 951") if lack == "length" else (950, *UNSTORED)
+
+    async def read() -> None:
+        await (await page.open()).opened(end, lambda *_: None)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
+        with pytest.raises(kind, match=message):
+            asyncio.run(read())
+    assert not +page.backing.open_files
+
+
+UNSTORED = StorageError, r"data: the browser's private file system does not hold it.* embedding_tables='memory'$"

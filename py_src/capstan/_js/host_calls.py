@@ -17,7 +17,7 @@ from pyodide.ffi import run_sync as _run_sync
 from ..device.narrow_rows import WIDE
 from ..device.wasm.cpu_program import CpuProgram
 from ..fallback import fall_back
-from ..graph import UnpackedWeight, WideWeight
+from ..graph import Unpack, UnpackedWeight, WideWeight, fields_of
 from ..guidance import TokenBytes
 from ..host.ready_results import ReadyMade
 from ..host.retrying import retried
@@ -56,6 +56,7 @@ __all__ = [
     "tokenizer_backend",
     "wait",
     "wide_bytes",
+    "unpack_rows",
     "widen_rows",
 ]
 
@@ -280,6 +281,11 @@ async def ready_made(name: str, size: int, dtype: str) -> ReadyMade | None:
 def narrow_rows(rows: bytes | bytearray | memoryview, dtype: str, bits: int) -> bytes:
     """See capstan.host.Host (web/src/worker/narrow_rows.ts)."""
     return bytes(capstan_host.narrowRows(rows, WIDE[dtype], bits).to_bytes())
+
+
+def unpack_rows(rows: bytes, how: Unpack) -> bytes:
+    """See capstan.host.Host (web/src/worker/unpacked_rows.ts)."""
+    return bytes(capstan_host.unpackRows(rows, json.dumps(fields_of(how))).to_bytes())
 
 
 def widen_rows(rows: bytes | bytearray | memoryview, dtype: str, bits: int) -> bytes:

@@ -19,6 +19,7 @@ from ..device.device_interface import DeviceInterface
 from ..device.model_interface import DeviceModel
 from ..device.model_origin import ModelOrigin
 from ..device.noted_graphs import OpenWeights
+from ..device.table_reader import open_tables
 from ..device.wasm.cpu_graph import ALL_WIDE, WasmGraph, prepare, wasm_graph
 from ..device.wasm.cpu_program import CpuProgram, program_memory
 from ..device.wasm.program_planner import program_of
@@ -59,6 +60,7 @@ from .host_calls import (
     ready_made,
     token_walks,
     tokenizer_backend,
+    unpack_rows,
     wait,
     widen_rows,
 )
@@ -97,6 +99,7 @@ __all__ = [
     "token_walks",
     "tokenizer_backend",
     "wait",
+    "unpack_rows",
     "widen_rows",
 ]
 """The members of DeviceHost."""
@@ -291,7 +294,12 @@ async def open_on_cpu(
         with phase("session"):
             session = JsWasmSession(await host_calls.open_wasm(found.model, files, found.made))
         about = f"onnxruntime-web runs each step, since there is no program for the CPU: {program}"
-    return WasmModel(session, memory, host_calls.now, about, reason, found.lora, found.tables)
+    try:
+        disk, _ = await open_tables(found.about.tables, open_weights, progress)
+    except BaseException:
+        await session.close()
+        raise
+    return WasmModel(session, memory, host_calls.now, about, reason, found.lora, found.tables, disk)
 
 
 async def with_weights(program: CpuProgram, threads: int, external: ExternalData, progress: Progress) -> JsWasmSession:

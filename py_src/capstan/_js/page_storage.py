@@ -243,17 +243,34 @@ class JsSource:
     def memory(self, start: int, length: int) -> JsMemory:
         return memory(length, start)
 
+    def opened(self) -> JsParts | None:
+        return JsParts(self._js) if self._js.here is True else None
+
     def close(self) -> None:
         for source in (self._js, self._elsewhere):
             if source is not None:
                 source.close()
 
 
-class JsDataFile:
+class JsParts:
+    """Implements capstan.host.storage_interface.PartsFile by calls to web/src/worker/storage/parts.ts."""
+
+    def __init__(self, file: Any) -> None:
+        self.js = file
+
+    async def parts(self, places: Sequence[tuple[int, int]]) -> bytes:
+        with typed_errors():
+            return bytes((await capstan_host.storage.readParts(self.js, json.dumps(places))).to_bytes())
+
+    def close(self) -> None:
+        self.js.close()
+
+
+class JsDataFile(JsParts):
     """Implements capstan.host.storage_interface.DataFile by calls to web/src/worker/storage/backing.ts."""
 
     def __init__(self, file: Any, backing: Any) -> None:
-        self.js = file
+        super().__init__(file)
         self.backing = backing
         self.exclusive = bool(file.exclusive)
 
@@ -278,9 +295,6 @@ class JsDataFile:
 
     def memory(self, start: int, length: int) -> JsMemory:
         return memory(length, start)
-
-    def close(self) -> None:
-        self.js.close()
 
 
 class JsBacking:

@@ -53,6 +53,10 @@ class Runner(Protocol):
     stateful: bool
     """Whether there are such states."""
 
+    @property
+    def reads(self) -> Counters:
+        """The number of reads of rows on disk, and their bytes; empty for a model without tables on disk."""
+
     def run(self, ids: Sequence[int], past: int) -> Awaitable[array[float]]:
         """Run `ids` after `past` positions; the last position's logits, float32 [vocab]."""
 
@@ -371,7 +375,7 @@ class HostSampledDecoder:
         return await self._open().carried(name, self._length)
 
     def counters(self) -> Counters:
-        return dict(self._counters)
+        return {**self._counters, **({} if self._runner is None else self._runner.reads)}
 
     async def close(self) -> None:
         if self._runner is not None:

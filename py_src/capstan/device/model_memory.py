@@ -130,6 +130,7 @@ def requirements(
         rows=rows,
         no_scratch=tape_scratch if isinstance(tape_scratch, str) else "" if tape_scratch else NO_SCRATCH,
         split=split,
+        looked_up=0 if description.tables else description.looked_up,
     )
 
 

@@ -27,6 +27,7 @@ __all__ = [
     "RunInput",
     "RunTensor",
     "SequenceMemory",
+    "TokenRows",
 ]
 
 FREE = -1
@@ -59,6 +60,13 @@ class HostTensor:
     data: bytes | memoryview
 
 
+class TokenRows(Protocol):
+    """The tables of a model on disk."""
+
+    async def rows(self, tokens: Sequence[int]) -> tuple[list[bytes], int]:
+        """The rows of these tokens by table, one after another, and the number of bytes that were read."""
+
+
 @dataclass(frozen=True)
 class Room:
     """The sizes of a sequence in tokens, and the contents of its tables."""
@@ -70,6 +78,8 @@ class Room:
     """Whether attention writes its caches to buffers apart from those that it reads."""
     rope: RopeTables | None = None
     """The rows of the rotary tables, where these depend on the sequence's length."""
+    disk: TokenRows | None = None
+    """Reads the rows of tables on disk."""
 
 
 @dataclass(frozen=True)

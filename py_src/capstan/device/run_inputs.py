@@ -14,6 +14,7 @@ from ..errors import UnsupportedModelError
 from ..memory import SNAPSHOTS, DeviceSpan, PoolItem, pool_item, round_up
 from ..model_files.genai_config import FEATURES, PLACES
 from .device_interface import DeviceInterface
+from .disk_rows import DiskRows
 from .element_types import byte_count
 from .run_input import (
     AFTER,
@@ -371,6 +372,7 @@ KINDS: list[type[RunInput]] = [
     HiddenStates,
     Lora,
     LongRope,
+    DiskRows,
     WindowBase,
     WindowTables,
     Picks,
@@ -379,8 +381,13 @@ KINDS: list[type[RunInput]] = [
 
 
 def run_inputs(about: GraphDescription, room: Room) -> tuple[RunInput, ...]:
-    """The providers of a sequence. A graph over growing caches may have no mask; most graphs place no features."""
-    without = {Mask: not about.mask, Placed: all(info.name != FEATURES for info in about.others)}
+    """The providers of a sequence. A graph over growing caches may have no mask; most graphs place no
+    features and have no tables on disk."""
+    without = {
+        Mask: not about.mask,
+        Placed: all(info.name != FEATURES for info in about.others),
+        DiskRows: not about.tables,
+    }
     return tuple(kind(about, room) for kind in KINDS if not without.get(kind))
 
 

@@ -62,6 +62,7 @@ from .angle_tables import angle_tables
 from .capture import LeftOut, Uncapturable, attention_window, left_out, smooth_softmax_as_sinks, uncapturable
 from .carried import CachePair, StateTensor, TensorInfo, cache_pairs, caches_in_place
 from .description import GraphDescription, describe
+from .disk_tables import DiskTable
 from .fed_lengths import FedLengths, lengths_as_inputs
 from .float_islands import float_islands_in_half
 from .inline_weights import without_weights
@@ -80,7 +81,7 @@ from .plain_recurrence import plain_recurrence
 from .pooling import hidden_output, last_logits, pooled, sentence_output
 from .quantized_products import quantized_products
 from .rotary_nodes import ComputedRows
-from .session_initializers import data_ends, kept_tensors, make_inline, prepared
+from .session_initializers import data_ends, data_entries, ends_of, kept_tensors, make_inline, prepared
 from .sliding_caches import SlidingCaches, WindowTable, sliding_caches, whole_caches
 from .soft_caps import shared_caches_apart, soft_caps_apart
 from .speech_decoder import speech_decoder
@@ -102,6 +103,7 @@ __all__ = [
     "CachePair",
     "Change",
     "ComputedRows",
+    "DiskTable",
     "FedLengths",
     "GraphDescription",
     "LeftOut",
@@ -136,7 +138,9 @@ __all__ = [
     "constants_to_inline",
     "contradictions",
     "data_ends",
+    "data_entries",
     "describe",
+    "ends_of",
     "external_entries",
     "fields_of",
     "float_islands_in_half",

@@ -24,6 +24,7 @@ from .carried import (
     state_tensors,
     tensor_info,
 )
+from .disk_tables import DiskTable
 from .long_rope import LongRope
 from .lora_inputs import LoraSlot
 from .model_file import require_decoder
@@ -94,6 +95,10 @@ class GraphDescription:
     """The input of such a head for the output `hidden` of its model or of its own last run."""
     others: tuple[TensorInfo, ...] = ()
     """Further run-time inputs, which device.run_inputs feeds or refuses."""
+    tables: tuple[DiskTable, ...] = ()
+    """The tables on disk, whose rows are inputs."""
+    looked_up: int = 0
+    """The bytes of all tables that only lookups of tokens read, on disk or not."""
 
     @property
     def has_position_ids(self) -> bool:
@@ -143,7 +148,7 @@ class GraphDescription:
     @property
     def alone(self) -> bool:
         """Whether several rows run as separate steps, one after another, instead of as one step."""
-        return bool(self.states)
+        return bool(self.states or self.tables)
 
     def context_within(self, context_length: int) -> int:
         """The number of positions of the longest sequence, at most the configuration's `context_length`."""

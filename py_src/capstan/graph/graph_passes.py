@@ -13,10 +13,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from ..errors import OptionError
 from .angle_tables import angle_tables
 from .capture import attention_window, smooth_softmax_as_sinks
 from .carried import CachePair, cache_pairs
 from .description import ELEMENT_BYTES, describe
+from .disk_tables import looked_up_bytes, tables_as_rows
 from .fed_lengths import lengths_as_inputs
 from .float_experts import float_experts
 from .float_islands import float_islands_in_half, in_half
@@ -196,6 +198,21 @@ def head_sizes(model: ModelProto, facts: Rewriting) -> dict[str, int]:
     return {pair.past: pair.head_size for pair in cache_pairs(facts.decoder, model.graph)}
 
 
+def tables_on_disk(model: ModelProto, facts: Rewriting) -> ModelProto:
+    """The graph with rows as inputs in place of the tables that stay on disk. Raises OptionError if none can."""
+    ids = facts.decoder.inputs.input_ids
+    facts.looked_up = looked_up_bytes(model, ids)
+    if not facts.decoder.tables_on_disk:
+        return model
+    model, facts.disk_tables = tables_as_rows(model, ids)
+    if not facts.disk_tables:
+        raise OptionError(
+            f"embedding_tables is 'disk', but {facts.decoder.filename} has no table that only lookups of tokens read; "
+            "leave the option out"
+        )
+    return model
+
+
 def rotary_factors(model: ModelProto, facts: Rewriting) -> ModelProto:
     """The graph with one kind of rotary factors: those for its single run, or those that each sequence feeds."""
     mask, joined_at = facts.decoder.inputs.attention_mask, facts.decoder.rope_joined_at
@@ -285,6 +302,7 @@ def described(model: ModelProto, facts: Rewriting) -> ModelProto:
     facts.description = replace(
         found, lora=facts.slots, why_fixed_size=facts.why_fixed_size, fewer_bits=fewer, others=others
     )
+    facts.description = replace(facts.description, tables=facts.disk_tables, looked_up=facts.looked_up)
     return model
 
 
@@ -340,6 +358,7 @@ PASSES: tuple[GraphPass, ...] = (
     GraphPass("find_lora", frozenset(["webgpu", "wasm", "reference"]), find_lora),
     GraphPass("lora_of_one_rank", WEBGPU, lora_of_one_rank),
     GraphPass("lora_fed", frozenset(["wasm"]), lambda model, facts: lora_fed(model, facts.lora)),
+    GraphPass("tables_on_disk", frozenset(["webgpu", "wasm", "reference"]), tables_on_disk),
     GraphPass("long_rope", DEVICES | {"reference", "layers on reference"}, rotary_factors),
     GraphPass("float_islands_in_half", WEBGPU, islands_in_half),
     GraphPass("speech_decoder", WEBGPU, as_text_decoder),

@@ -237,6 +237,8 @@ def spread(given: Values, dims: tuple[int, ...]) -> Values:
     """A tensor with its elements repeated along axes of size 1."""
     if given.dims == dims:
         return given
+    if len(given.items) == 1:
+        return Values(dims, given.items * math.prod(dims))
     sizes, steps, step = (1,) * (len(dims) - len(given.dims)) + given.dims, [0] * len(dims), 1
     for place in reversed(range(len(dims))):
         steps[place] = step if sizes[place] > 1 else 0

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from .description import GraphDescription
+from .disk_tables import DiskTable
 from .fed_lengths import FedLengths
 from .long_rope import LongRope
 from .lora_inputs import LoraInput, LoraSlot
@@ -61,6 +62,10 @@ class Rewriting:
     """The reason why attention over growing caches was not recognised; empty without one."""
     rope: LongRope | None = None
     """The rotary tables that became inputs; None if there is one kind of rotary factors."""
+    looked_up: int = 0
+    """The bytes of the tables that only lookups of tokens read."""
+    disk_tables: tuple[DiskTable, ...] = ()
+    """Those of these tables that stay on disk."""
     sliding: SlidingCaches | None = None
     """The caches whose positions count from a base."""
     why_fixed_size: str = ""

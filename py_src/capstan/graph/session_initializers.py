@@ -7,14 +7,14 @@ only weights that a listed operation reads on the GPU become inputs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from .onnx_pb2 import GraphProto, ModelProto, NodeProto, TensorProto
 from .turned_weights import turned_weights
 from .weight_inputs import CONSTANT_BYTES, WeightEntry, entry_of, external_entries
 from .wiring import captured_names, changed_in_place, copy_of, prune, subgraphs
 
-__all__ = ["data_ends", "kept_initializers", "kept_tensors", "make_inline", "prepared"]
+__all__ = ["data_ends", "data_entries", "ends_of", "kept_initializers", "kept_tensors", "make_inline", "prepared"]
 
 FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16)
 PACKED = (TensorProto.UINT8, TensorProto.INT4, TensorProto.UINT4)
@@ -135,10 +135,19 @@ def make_inline(tensor: TensorProto, data: bytes) -> None:
     tensor.raw_data = data
 
 
+def data_entries(model: ModelProto) -> list[WeightEntry]:
+    """All tensors of a model in data files, those of inner graphs too."""
+    return [*external_entries(model), *map(entry_of, inner_tensors(model.graph))]
+
+
 def data_ends(model: ModelProto) -> dict[str, int]:
     """The number of bytes that a model needs of each of its data files, by location, in alphabetical order."""
+    return ends_of(data_entries(model))
+
+
+def ends_of(entries: Iterable[WeightEntry]) -> dict[str, int]:
+    """The number of bytes that tensors need of each of their data files, by location, in alphabetical order."""
     ends: dict[str, int] = {}
-    entries = [*external_entries(model), *map(entry_of, inner_tensors(model.graph))]
     for entry in entries:
         ends[entry.location] = max(ends.get(entry.location, 0), entry.end)
     return dict(sorted(ends.items()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ..errors import AsyncRequiredError
 from ..guidance import TokenBytes, TokenWalks
@@ -11,6 +11,9 @@ from ..model_files.bounded_json import MOST_BYTES
 from .ready_results import ReadyMade
 from .spans import HostSpans
 from .storage_interface import Backing, Progress, WeightData
+
+if TYPE_CHECKING:
+    from ..graph import Unpack
 
 __all__ = ["Host", "configure", "current_host", "use_host", "wait_here"]
 
@@ -112,6 +115,9 @@ class Host(Protocol):
 
     def widen_rows(self, rows: bytes | bytearray | memoryview, dtype: str, bits: int) -> bytes:
         """The numbers of such blocks."""
+
+    def unpack_rows(self, rows: bytes, how: Unpack) -> bytes:
+        """The form that a buffer has of `how.rows` rows of a table of a GGUF file."""
 
     async def forget(self, addresses: Sequence[str] | None) -> int:
         """Remove the kept small files of hubs' repositories and servers' folders: all for `None`, else those of the

@@ -21,6 +21,7 @@ __all__ = [
     "MOST_GRAPH_BYTES",
     "MemorySink",
     "Outcome",
+    "PartsFile",
     "Progress",
     "Sink",
     "Source",
@@ -157,6 +158,17 @@ class Outcome:
     """The pause in seconds that the server requests."""
 
 
+class PartsFile(Protocol):
+    """A file on this machine that stays open for reads of a few bytes at many places."""
+
+    async def parts(self, places: Sequence[tuple[int, int]]) -> bytes:
+        """The bytes of parts, one after another; a place has the offset and the length. Raises StorageError or
+        ModelFileError for a part that cannot be read.
+        """
+
+    def close(self) -> None: ...
+
+
 class Source(Protocol):
     """Gives the bytes of one file."""
 
@@ -183,11 +195,14 @@ class Source(Protocol):
 
     def memory(self, start: int, length: int) -> MemorySink: ...
 
+    def opened(self) -> PartsFile | None:
+        """The file for reads of its parts; None if it is not on this machine."""
+
     def close(self) -> None:
         """Abort the load that is under way."""
 
 
-class DataFile(Protocol):
+class DataFile(PartsFile, Protocol):
     """A stored file that is open."""
 
     exclusive: bool
@@ -210,8 +225,6 @@ class DataFile(Protocol):
         """
 
     def memory(self, start: int, length: int) -> MemorySink: ...
-
-    def close(self) -> None: ...
 
 
 class Backing(Protocol):
@@ -274,6 +287,9 @@ class WeightData(Protocol):
         """Give the sink the parts of the file that it wants, and store the file. The model needs only the first `end`
         bytes.
         """
+
+    async def opened(self, end: int, progress: Callable[[int, int], None]) -> PartsFile:
+        """The file on this machine, for reads of its parts; the model needs its first `end` bytes."""
 
     async def note_upload(self, owner: str, requests: Sequence[Any], pieces: Sequence[Sequence[object]]) -> None:
         """Note the upload, so that the next page can begin it while Python starts."""

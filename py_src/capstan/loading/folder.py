@@ -21,11 +21,11 @@ from ..model_files.model_types import HEARD_REPOSITORIES
 from .embedded_repository import EMBEDDED, EMBEDDED_TYPES, embedded_model
 from .found_model import FoundModel
 from .gguf_folder import find_gguf, gguf_of, listed
-from .load_options import CacheOptions
+from .load_options import CacheOptions, FitOptions
 from .picture_repository import SEEING, TILED_TYPES, seeing_config
 from .repository import DTYPES, derived_config, no_graph, onnx_file, require_dtype, require_one_decoder
 
-__all__ = ["Place", "find_model", "graph_of", "laid_over", "no_progress", "place_of", "with_caches"]
+__all__ = ["Place", "find_model", "graph_of", "laid_over", "no_progress", "place_of", "with_caches", "with_tables"]
 
 GENAI_CONFIG = "genai_config.json"
 GRAPH = "model.onnx"
@@ -146,6 +146,12 @@ def require_kind(wanted: bool | None, hears: bool, place: str, what: str) -> Non
             f"{place} is {what}, which turns speech into text; load it by Capstan.loadTranscriber, in Python by "
             "capstan.Transcriber(capstan.Model(...))"
         )
+
+
+def with_tables(config: GenaiConfig, options: FitOptions) -> GenaiConfig:
+    """The configuration with the caller's place of tables that only lookups of tokens read."""
+    on_disk = options.get("embedding_tables") == "disk"
+    return replace(config, decoder=replace(config.decoder, tables_on_disk=True)) if on_disk else config
 
 
 def with_caches(config: GenaiConfig, options: CacheOptions) -> GenaiConfig:

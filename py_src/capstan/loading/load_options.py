@@ -115,6 +115,19 @@ class StoreOptions(TypedDict, total=False):
 class FitOptions(DeviceOptions, CacheOptions, total=False):
     """The options that decide whether a model fits a machine."""
 
+    embedding_tables: Annotated[
+        str | None,
+        Row(
+            choices=("memory", "disk"),
+            help="where tables are that only lookups of tokens read, such as Gemma 4's (default: in memory, or on disk "
+            "if they do not fit there)",
+        ),
+    ]
+    """The place of tables that only lookups of tokens read: "memory", or "disk", from which each run reads the rows of
+    its tokens. On disk each token on WebGPU waits until the token before it was read. The default is "memory", and
+    "disk" if the memory is too small.
+    """
+
 
 class EmbedderOptions(DeviceOptions, GraphOptions, StoreOptions, total=False):
     """The options of an encoder of texts, and of a speech model."""

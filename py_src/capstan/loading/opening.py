@@ -13,7 +13,16 @@ from typing import Any
 
 from ..device.device_host import DeviceHost, Opening
 from ..device.model_interface import BOUND_MS, DeviceModel, TapeOptions
-from ..errors import CapstanError, ConfigError, DeviceLostError, DeviceUnavailableError, ModelFileError, OptionError
+from ..errors import (
+    CapstanError,
+    ConfigError,
+    DeviceLostError,
+    DeviceUnavailableError,
+    ModelFileError,
+    OptionError,
+    OutOfMemoryError,
+    StorageError,
+)
 from ..fallback import fall_back
 from ..host import Host, current_host, wait_here
 from ..host.load_times import during_load, phase
@@ -27,7 +36,7 @@ from ..model_files.model_facts import ModelFacts, facts_of
 from ..stages.search import SearchOptions
 from ..tape import PASSES
 from .configured_device import CONFIGURED, configured_device, opened_or_on_cpu
-from .folder import Place, find_model, no_progress, place_of, with_caches
+from .folder import Place, find_model, no_progress, place_of, with_caches, with_tables
 from .found_model import FoundModel
 from .load_options import LoadOptions, require_options
 
@@ -128,9 +137,10 @@ class Source:
         return self.options.get("device") == CONFIGURED
 
     def config_of(self, found: FoundModel) -> GenaiConfig:
-        """The model's configuration with the caller's options for caches. Raises OptionError."""
+        """The model's configuration with the caller's options for caches and tables. Raises OptionError."""
         config = found.config.of_head if self.head else found.config
-        return with_room(with_caches(config, self.options), self.options.get("max_length"))
+        config = with_tables(with_caches(config, self.options), self.options)
+        return with_room(config, self.options.get("max_length"))
 
 
 def source_of(path: Any, options: LoadOptions) -> Source:
@@ -189,7 +199,7 @@ async def open_model(host: DeviceHost, source: Source, make_tokenizer: MakeToken
 
         async def open_on(device: str, progress: Progress = no_progress) -> DeviceModel:
             opening = Opening(folder, config, options, progress, keep_weights, graphs, ready)
-            loaded = await host.open_model(opening, device)
+            loaded = await opened_in_memory(host, opening, device, source.options.get("embedding_tables"))
             if config.processor is not None:
                 from .graphs_beside import open_beside  # noqa: PLC0415  (for models that hear or see only)
 
@@ -211,6 +221,25 @@ async def open_model(host: DeviceHost, source: Source, make_tokenizer: MakeToken
         fall_back(asked, why, "caches are of floats")
     config = shortened(config, loaded.memory.context_length)
     return Opened(folder, config, facts, loaded, files, times.phases, open_on, read_graph, tokenizer)
+
+
+async def opened_in_memory(host: DeviceHost, opening: Opening, device: str, tables: str | None) -> DeviceModel:
+    """Open a model on a device. If its memory is too small and the caller did not choose the place of `tables`, tables
+    that only lookups of tokens read stay on disk.
+    """
+    try:
+        return await host.open_model(opening, device)
+    except OutOfMemoryError as error:
+        if tables is not None:
+            raise
+        decoder = replace(opening.config.decoder, tables_on_disk=True)
+        smaller = replace(opening, config=replace(opening.config, decoder=decoder))
+        try:
+            opened = await host.open_model(smaller, device)
+        except (OptionError, OutOfMemoryError, StorageError):
+            raise error from None
+        fall_back("tables of embeddings in memory", str(error), "each run reads the rows of its tokens from disk")
+        return opened
 
 
 class TokenizerBeside:

@@ -9,7 +9,7 @@ from ..device.device_interface import DeviceInterface
 from ..device.model_memory import require_lengths
 from ..memory import Fit
 from ..model_files.genai_config import ENCODER, VISION, with_room
-from .folder import find_model, no_progress, place_of, with_caches
+from .folder import find_model, no_progress, place_of, with_caches, with_tables
 from .load_options import FitOptions, require_options
 
 __all__ = ["open_device", "plan"]
@@ -47,7 +47,7 @@ async def plan(
     place = await place_of(host, path, keep=True)
     device = options.get("device", "auto")
     found = await find_model(host, place, device, options.get("dtype"))
-    config = with_caches(found.config, options)
+    config = with_tables(with_caches(found.config, options), options)
     require_lengths(batch_size, 1 if max_length is None else max_length, config.context_length)
     config = with_room(config, max_length)
     about, graphs = config.encoder or config.vision, dict(found.graphs)

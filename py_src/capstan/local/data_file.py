@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ..errors import ModelFileError
 from ..host.disk_file import open_file
 from ..host.storage_interface import Backing, DataFile, LoadPlan, Outcome, Sink, SourceIdentity
 
@@ -37,6 +38,29 @@ class DiskMemory:
 
     def close(self) -> None:
         """Does nothing: there is nothing to free."""
+
+
+class DiskParts:
+    """Implements capstan.host.storage_interface.PartsFile for a file on disk."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = open_file(path)
+
+    async def parts(self, places: Sequence[tuple[int, int]]) -> bytes:
+        found = []
+        for start, length in places:
+            self._file.seek(start)
+            found.append(self._file.read(length))
+            if len(found[-1]) < length:
+                raise ModelFileError(
+                    f"{self._path}: {start + len(found[-1])} bytes, but the model reads up to byte {start + length}; "
+                    "copy the file again, whole, and load the model again"
+                )
+        return b"".join(found)
+
+    def close(self) -> None:
+        self._file.close()
 
 
 class DiskSource:
@@ -80,6 +104,9 @@ class DiskSource:
 
     def memory(self, start: int, length: int) -> DiskMemory:
         return DiskMemory(start, length)
+
+    def opened(self) -> DiskParts:
+        return DiskParts(self._path)
 
     def close(self) -> None:
         """Does nothing: there is nothing to free."""

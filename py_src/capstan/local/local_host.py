@@ -10,12 +10,13 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..device.device_host import Opening
 from ..device.device_interface import DeviceInterface
 from ..device.model_interface import DeviceModel
 from ..device.model_origin import ModelOrigin
+from ..device.table_reader import open_tables
 from ..errors import DeviceUnavailableError, OptionError
 from ..guidance import TokenBytes, TokenWalks
 from ..host.disk_file import open_file, read_file
@@ -31,6 +32,9 @@ from ..weights.manifest import MANIFEST_SUFFIX
 from ..weights.weight_file import WeightFile
 from .data_file import DiskSource
 from .rust_tokenizer import LocalBackend
+
+if TYPE_CHECKING:
+    from ..graph import Unpack
 
 __all__ = ["LocalHost"]
 
@@ -147,6 +151,12 @@ class LocalHost:
 
         return widened(rows, dtype, bits)
 
+    def unpack_rows(self, rows: bytes, how: Unpack) -> bytes:
+        from ..device.reference.unpacked import unpacked  # noqa: PLC0415  (numpy)
+
+        made: bytes = unpacked(how, rows).tobytes()
+        return made
+
     async def forget(self, addresses: Sequence[str] | None) -> int:
         return 0
 
@@ -173,6 +183,11 @@ class LocalHost:
         model, below = ReferenceModel(opening.folder, opening.config, opening.graphs), opening.config.decoder.folder
         files = {each: await self.open_weights(opening.folder + below, each, False) for each in model.data_files}
         model.origin = ModelOrigin(model.graph_digest, {**files})
+
+        async def opened(location: str) -> WeightFile:
+            return files[location]
+
+        model.disk, _ = await open_tables(model.about.tables, opened, opening.progress)
         return model
 
     async def has_webgpu(self) -> bool:

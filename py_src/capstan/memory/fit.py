@@ -79,14 +79,22 @@ class Fit:
             return ""
         return (
             f"it takes {need.total.bytes} bytes with max_length {need.max_length}; the browser reports {self.machine} "
-            "bytes of memory in this machine and may end a page that takes more than half of it: use a smaller "
-            "max_length or a smaller model"
+            "bytes of memory in this machine and may end a page that takes more than half of it: "
+            f"{self._on_disk() or 'use a smaller max_length or a smaller model'}"
         )
 
     def require(self) -> None:
         """Raise OutOfMemoryError with the reason if something does not fit."""
         if self.limit is not None:
             raise OutOfMemoryError(self.reason)
+
+    def _on_disk(self) -> str:
+        """The remedy for a model with tables that could stay on disk; empty for others, and on the CPU, where packed
+        weights take less memory, but no tables on disk.
+        """
+        size = 0 if self.requirements.device == "wasm" else self.requirements.looked_up
+        tables = f"which leaves its embedding tables of {size} bytes on disk"
+        return f"load the model with embedding_tables='disk', {tables}, or use a smaller model" if size else ""
 
     def _remedy(self) -> str:
         smaller = " or ".join(f"{dtype!r} (at most {length})" for dtype, length in self.by_cache.items())
@@ -103,6 +111,8 @@ class Fit:
         if breaking.item in weights:
             whole = {each.name: each.why for each in breaking.requirements.split if each.why}
             why = f"{whole[breaking.item]}; " if breaking.item in whole else ""
+            if on_disk := self._on_disk():
+                return on_disk
             if need.device == "wasm":
                 others = breaking.value - breaking.requirements.weights.bytes
                 millions = max(0, breaking.allowed - others) // FLOAT_BYTES // 10**6

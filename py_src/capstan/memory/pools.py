@@ -128,6 +128,8 @@ class MemoryRequirements:
     """The weights of the file that are larger than the GPU adapter binds: the number of parts of each, or the reason
     why it has none and the device cannot hold it.
     """
+    looked_up: int = 0
+    """The bytes of weights that could stay on disk, with `embedding_tables="disk"` of a load."""
     draft: MemoryRequirements | None = None
     """The memory of the draft model and of its sequence, which takes no pools of the caller; None without one."""
 

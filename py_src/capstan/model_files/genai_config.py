@@ -29,6 +29,7 @@ from .session_settings import (
 
 __all__ = [
     "DECODER",
+    "DISK_ROWS",
     "EMBEDDING",
     "ENCODER",
     "FEATURES",
@@ -125,6 +126,8 @@ class DecoderConfig:
     kv_cache_bits: int = 0
     """Bits of an element of the key/value caches on WebGPU, from kvCacheQuantizationBits: 4, 8, or 0 for those of the
     graph."""
+    tables_on_disk: bool = False
+    """Whether tables that only lookups of tokens read stay on disk, as the caller of the load chose."""
     providers: tuple[str, ...] | None = None
     """The names of execution providers, in order; None for a repository, which has none."""
     unused_options: tuple[str, ...] = ()
@@ -214,6 +217,8 @@ VISION, EMBEDDING = "vision", "embedding"
 FEATURES, PLACES = "capstan.features", "capstan.places"
 """Inputs of a decoder after an embedding graph: features of pictures [rows, hidden], and for each position the row
 that is placed there, or -1."""
+DISK_ROWS = "capstan.disk_rows"
+"""The input of a graph with tables on disk: for each position the place of its row among the rows of the run."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from ..errors import ModelFileError, StorageError, WeightsChangedError
 from ..fallback import fall_back
 from ..host.retrying import TRIES, pause, times
-from ..host.storage_interface import BrokenDownloadError, DataFile, LoadPlan, Sink, Source
+from ..host.storage_interface import BrokenDownloadError, DataFile, LoadPlan, PartsFile, Sink, Source
 from ..memory import BufferRequest
 from . import manifest as manifests
 from .idle import taken_as_it_is
@@ -33,7 +33,8 @@ FROM_THE_NETWORK = "the weights come from their source"
 class WeightFile:
     """A data file that is being loaded. `manifest` is known if it was written beforehand, or if the file is stored.
 
-    Create it with `open`, use `read` for a few bytes and `load` for all, then `close` it. A failure of the store is a
+    Create it with `open`, use `read` for a few bytes and `load` for all, or `opened` for reads that go on, then `close`
+    it. A failure of the store is a
     fallback, with a warning; a failure of the source is an error.
     """
 
@@ -176,6 +177,33 @@ class WeightFile:
             raise
         finally:
             sink.close()
+            self.close()
+
+    async def opened(self, end: int, progress: Callable[[int, int], None]) -> PartsFile:
+        """The file for reads of its parts, of which the model needs the first `end` bytes: a file of this machine
+        itself, else the stored file. A file that is not stored, or has damaged shards, is fetched first.
+
+        Raises StorageError if it cannot be stored, ModelFileError, WeightsChangedError.
+        """
+        self.require(end)
+        try:
+            near = self.source.opened()
+            if near is not None:
+                return near
+            if self._record is None or self._suspect:
+                first, last = min(self._suspect, default=0), max(self._suspect, default=-1)
+                size = (last + 1 - first) * self._shard_size
+                await self.load(self.source.memory(first * self._shard_size, size), end, progress)
+            if self._store is None or self._record is None or await self._store.kind() != "opfs":
+                raise StorageError(
+                    f"{self.identity.name}: the browser's private file system does not hold it, so no rows of its "
+                    "tables can be read; free storage with WeightStore().evict(), or load with "
+                    "embedding_tables='memory'"
+                )
+            backing, manifest = await self._store.backing(), self._record.manifest
+            assert backing is not None
+            return await backing.open(self._record.data, manifest.size, manifest.shard_size, write=False)
+        finally:
             self.close()
 
     async def note_upload(

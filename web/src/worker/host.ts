@@ -16,6 +16,7 @@ import { forgetRepositories, keepRepository, openRepository } from "./storage/hu
 import { takeDamaged } from "./storage/kept_files";
 import { type LoadPlan, WeightLoad } from "./storage/weight_load";
 import { Memory } from "./storage/memory";
+import { readParts } from "./storage/parts";
 import { adopt, listing } from "./storage/picked";
 import { sha256 } from "../wire/sha256";
 import { absolute, assumedSource, openSource } from "./storage/source";
@@ -24,6 +25,7 @@ import { cpuThreads, loadOrt, machineMemory, PROVIDERS, requireUnloaded } from "
 import { OnnxSession } from "./onnx_sessions";
 import { TokenWalks } from "./token_walks";
 import { narrowRows, widenRows } from "./narrow_rows";
+import { unpackRows } from "./unpacked_rows";
 import { tracer } from "./trace";
 import { makeTokenizer } from "./tokenizer_json";
 import { EngineError } from "../wire/errors";
@@ -61,6 +63,8 @@ export function makeHost(assets: Assets): Record<string, unknown> {
     },
     narrowRows: (rows: PyProxy, width: number, bits: number) => withBytes(rows, (all) => narrowRows(all, width, bits)),
     widenRows: (rows: PyProxy, width: number, bits: number) => withBytes(rows, (all) => widenRows(all, width, bits)),
+    unpackRows: (rows: PyProxy, change: string) =>
+      withBytes(rows, (all) => unpackRows(all, JSON.parse(change) as Parameters<typeof unpackRows>[1])),
     tokenWalks: (ends: PyProxy, data: PyProxy) => new TokenWalks(ends, data),
     openGpu: () => GpuEngine.open(assets),
     openWasm: (model: PyProxy, paths: string, wide: string, ...external: Memory[]) =>
@@ -112,6 +116,7 @@ const storage = {
   keepCrossOrigin,
   crossOriginBytes,
   digest,
+  readParts,
   memory: (size: number, start: number) => new Memory(size, start),
 };
 

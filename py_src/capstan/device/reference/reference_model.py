@@ -30,6 +30,7 @@ from ..host_sampled import PREFILL_CHUNK, HostSampledDecoder, HostSampledModel
 from ..lora_weights import LoraGraph
 from ..model_memory import ModelMemory
 from ..rope_tables import RopeTables, places
+from ..table_reader import TableReader
 from .reference_device import ReferenceDevice
 from .reference_sequence import ReferenceRunner, ReferenceSequence
 from .reference_session import PROVIDER, one_line
@@ -54,7 +55,8 @@ def described(
     facts = Rewriting(config, defaults=defaults or {}, file=file)
     made = rewritten(model, "reference", facts)
     runs = model if made == model else made
-    weights = tuple(graph.external_entries(made if facts.experts_widened else model))
+    held = made if facts.experts_widened or facts.disk_tables else model
+    weights = tuple(graph.external_entries(held))
     context = facts.about.context_within(config.context_length)
     sizes = (weights, PREFILL_CHUNK, context, graph.activations(model))
     encoder = config.weights_beside
@@ -91,6 +93,8 @@ class ReferenceModel(HostSampledModel):
                 defaults[entry.name] = data_file.read(entry.length)
         self.memory, self.lora, runs = described(parsed, self.config, defaults, data)
         self.about = self.memory.description
+        self.disk: TableReader | None = None
+        """Reads the rows of tables on disk; set by the load, after the model is made."""
         self._tables = read_rope(self.about.rope, data, self.folder / decoder.folder)
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
@@ -115,7 +119,7 @@ class ReferenceModel(HostSampledModel):
         if self._session is None:
             raise ClosedError("this model was closed; load it again")
         positions = capacity or self.memory.context_length
-        return ReferenceSequence(self._session, self.about, positions, self.lora, self._tables)
+        return ReferenceSequence(self._session, self.about, positions, self.lora, self._tables, self.disk)
 
     async def trim(self) -> None:
         """Does nothing: this device keeps no released decoders."""
@@ -131,6 +135,8 @@ class ReferenceModel(HostSampledModel):
 
     async def close(self) -> None:
         self._session = None
+        if self.disk is not None:
+            self.disk.close()
 
 
 def read_rope(rope: LongRope | None, file: bytes, folder: Path) -> RopeTables | None:

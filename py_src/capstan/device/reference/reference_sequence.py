@@ -16,6 +16,7 @@ from ...graph.logits_to_keep import logits_to_keep
 from ..cache_rows import PictureSpan
 from ..carried_tensor import CarriedTensor, carried
 from ..device_interface import BoundSpan
+from ..disk_rows import DiskRows, disk_reads
 from ..host_memory import view_of
 from ..host_sampled import undraftable
 from ..lora_weights import LoraGraph, LoraWeights
@@ -24,6 +25,7 @@ from ..rope_tables import RopeTables
 from ..run_input import HostTensor, Room
 from ..run_inputs import HiddenStates, LongRope, Placed, run_inputs
 from ..snapshots import EMPTY
+from ..table_reader import TableReader
 from .reference_session import array_of, one_line
 
 __all__ = ["ReferenceRunner", "ReferenceSequence"]
@@ -41,6 +43,7 @@ class ReferenceSequence:
         capacity: int,
         lora: LoraGraph | None = None,
         tables: RopeTables | None = None,
+        disk: TableReader | None = None,
     ) -> None:
         self._session: Any = session
         self.about = about
@@ -74,7 +77,7 @@ class ReferenceSequence:
         }
         """The values, without an adapter, of adapters' inputs that have no default."""
         self._adapted = self._silent
-        self._inputs = run_inputs(about, Room(capacity, capacity, rope=tables))
+        self._inputs = run_inputs(about, Room(capacity, capacity, rope=tables, disk=disk))
         self._heard: dict[str, Any] = {}
         """The outputs of an encoder."""
         self._fixed: dict[str, Any] = {}
@@ -117,6 +120,17 @@ class ReferenceSequence:
         self._logits = rows[-1]
         self.length = end
         return rows
+
+    async def bring(self, ids: Sequence[int]) -> None:
+        """Read the rows on disk of these ids, on which `prefill` runs next."""
+        for each in self._inputs:
+            if isinstance(each, DiskRows):
+                await each.bring(ids)
+
+    @property
+    def reads(self) -> dict[str, int]:
+        """See Runner."""
+        return disk_reads(self._inputs)
 
     def _run_in_place(self, given: Mapping[str, Any]) -> list[Any]:
         """Run the model, and return caches, states, hidden states for a head, and logits. Caches are written in place
@@ -304,12 +318,18 @@ class ReferenceRunner:
         self.stateful = sequence.stateful
         self.undraftable = undraftable(sequence.keeps_all)
 
+    @property
+    def reads(self) -> dict[str, int]:
+        return self._sequence.reads
+
     async def run_each(self, ids: Sequence[int], past: int) -> list[array[float]]:
         self._sequence.rewind(past)
+        await self._sequence.bring(ids)
         return self._sequence.prefill(ids, every=True)
 
     async def run(self, ids: Sequence[int], past: int) -> array[float]:
         self._sequence.rewind(past)
+        await self._sequence.bring(ids)
         self._sequence.prefill(ids)
         return array("f", self._sequence.logits())
 

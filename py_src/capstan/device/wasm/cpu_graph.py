@@ -69,8 +69,10 @@ def prepare(
     """
     facts = Rewriting(config, first_logits=FIRST_LOGITS, wide_bytes=wide_bytes, defaults=defaults or {}, file=file)
     with graph.contradictions():
-        ends, activations = tuple(graph.data_ends(parsed).items()), graph.activations(parsed)
+        entries, activations = graph.data_entries(parsed), graph.activations(parsed)
         made = rewritten(parsed, "wasm", facts)
+        on_disk = {table.entry for table in facts.disk_tables}
+        ends = tuple(graph.ends_of(entry for entry in entries if entry not in on_disk).items())
         weights, lora = tuple(graph.external_entries(made)), LoraGraph(facts.lora, facts.others)
         return WasmGraph(
             graph.serialize(made), facts.about, lora, weights, (*facts.from_gguf, *facts.wide), activations, ends

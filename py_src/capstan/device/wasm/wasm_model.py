@@ -13,6 +13,7 @@ from ...model_files.genai_config import GenaiConfig
 from ..cache_rows import PictureSpan
 from ..carried_tensor import CarriedTensor, carried
 from ..device_interface import BoundSpan
+from ..disk_rows import DiskRows, disk_reads
 from ..element_types import byte_count
 from ..host_memory import view_of
 from ..host_sampled import PREFILL_CHUNK, HostSampledDecoder, HostSampledModel, undraftable
@@ -20,9 +21,11 @@ from ..lora_weights import LoraGraph, LoraWeights, silent
 from ..model_memory import ModelMemory
 from ..picture_encoder import host_tensor
 from ..rope_tables import RopeTables
+from ..row_interface import Counters
 from ..run_input import HostTensor, Room, RunInput
 from ..run_inputs import HiddenStates, Ids, LongRope, Mask, Placed, Positions, run_inputs
 from ..speech_encoder import on_host
+from ..table_reader import TableReader
 from .cpu_graph import WasmGraph
 from .wasm_device import WasmDevice
 
@@ -98,9 +101,11 @@ class WasmModel(HostSampledModel):
         reason: str | None = None,
         lora: LoraGraph | None = None,
         tables: RopeTables | None = None,
+        disk: TableReader | None = None,
     ):
         """`about` describes how the model runs; `reason` is why this device was chosen, if it was not requested; `lora`
-        has the inputs that adapters fill, `tables` the rotary tables if they depend on the sequence's length.
+        has the inputs that adapters fill, `tables` the rotary tables if they depend on the sequence's length, `disk`
+        reads the rows of tables on disk.
         """
         self.lora = lora or LoraGraph()
         self._note = about + (f" (wasm, since {reason})" if reason else "")
@@ -109,6 +114,7 @@ class WasmModel(HostSampledModel):
         self.adapter = memory.interface.about().adapter
         self._about = memory.description
         self._tables = tables
+        self._disk = disk
         self._now = now
 
     async def trim(self) -> None:
@@ -118,7 +124,7 @@ class WasmModel(HostSampledModel):
         """This device makes no tapes."""
 
     def _decoder(self, capacity: int) -> HostSampledDecoder:
-        runner = WasmRunner(self._session, self._about, capacity, self.lora, self._tables)
+        runner = WasmRunner(self._session, self._about, capacity, self.lora, self._tables, self._disk)
         return HostSampledDecoder(runner, capacity, self._note, self._now)
 
     def healthy(self) -> bool:
@@ -126,6 +132,8 @@ class WasmModel(HostSampledModel):
 
     async def close(self) -> None:
         await self._session.close()
+        if self._disk is not None:
+            self._disk.close()
 
 
 class WasmRunner:
@@ -138,6 +146,7 @@ class WasmRunner:
         capacity: int,
         lora: LoraGraph,
         tables: RopeTables | None = None,
+        disk: TableReader | None = None,
     ):
         self._session, self.about = session, about
         self.stateful = bool(about.states)
@@ -159,11 +168,15 @@ class WasmRunner:
         self.undraftable = undraftable(not about.last_token_only)
         self._lora = lora
         self._long = False
-        inputs = run_inputs(about, Room(capacity, PREFILL_CHUNK, rope=tables))
+        inputs = run_inputs(about, Room(capacity, PREFILL_CHUNK, rope=tables, disk=disk))
         self._inputs = [each for each in inputs if not isinstance(each, MADE_IN_JAVASCRIPT)]
         self._each_run = [each for each in self._inputs if type(each).on_host is not RunInput.on_host]
         """The providers whose tensors change with each run."""
         self._feed([*silent(lora), *self._fixed()])
+
+    @property
+    def reads(self) -> Counters:
+        return disk_reads(self._inputs)
 
     async def run(self, ids: Sequence[int], past: int) -> array[float]:
         return await self._run(ids, past, 1)
@@ -173,6 +186,9 @@ class WasmRunner:
         return [found[start : start + vocab] for start in range(0, len(found), vocab)]
 
     async def _run(self, ids: Sequence[int], past: int, kept: int) -> array[float]:
+        for each in self._each_run:
+            if isinstance(each, DiskRows):
+                await each.bring(ids)
         if self._each_run:
             self._feed([tensor for each in self._each_run for tensor in each.on_host(ids, past)])
         return await self._sequence.step(array("q", ids).tobytes(), past, kept)

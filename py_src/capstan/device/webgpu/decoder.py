@@ -19,9 +19,10 @@ from ...stages.speculation_options import Speculation
 from ...tape import TapeKey
 from ..cache_rows import RowSource
 from ..carried_tensor import CarriedTensor, carried
+from ..disk_rows import disk_reads
 from ..element_types import byte_count
 from ..lora_weights import LoraWeights
-from ..row_interface import ONE, Burst, RowDecoder
+from ..row_interface import ONE, Burst, Counters, RowDecoder
 from ..shortlist import ScoredToken
 from .cache_spans import CacheSpans
 from .drafted_steps import DraftedSteps
@@ -113,6 +114,8 @@ class WebGpuDecoder(SampledRows, SampledRow):
         self._drafted = DraftedSteps(engine, sampler, partial(maker.draft_tape, self))
         self._drafter: WebGpuDecoder | None = None
         """The draft model's decoder."""
+        self._picked = 0
+        """The last pick that was read, in a model with tables on disk."""
 
     def _take_step(self, step: DecodeStep) -> None:
         """Run decode steps as `step` does from now on."""
@@ -121,9 +124,11 @@ class WebGpuDecoder(SampledRows, SampledRow):
         self.runs.step_tape = step.tape
         self.capture = step.capture
         self.capture_note = step.note
-        self.max_in_flight = IN_FLIGHT[software] if taped else 1
-        self.max_burst = MAX_BURST if taped else 1
-        self.after_first = AFTER_FIRST if taped and not software else 0
+        # Each step waits for its token's rows of tables on disk.
+        ahead = taped and not self._about.tables
+        self.max_in_flight = IN_FLIGHT[software] if ahead else 1
+        self.max_burst = MAX_BURST if ahead else 1
+        self.after_first = AFTER_FIRST if ahead and not software else 0
 
     @property
     def records_after(self) -> int | None:
@@ -212,6 +217,8 @@ class WebGpuDecoder(SampledRows, SampledRow):
 
     async def run_picked(self, rows: Sequence[int] = ONE) -> None:
         runs = self.runs
+        if self._about.tables:
+            await self.buffers.bring_pick(self._picked)
         runs.before_steps(runs.length)
         self._steps += 1
         # The pick is counted already.
@@ -230,6 +237,7 @@ class WebGpuDecoder(SampledRows, SampledRow):
         if not self._step.tape:
             await runs.prefill(tokens, runs.length)
             return
+        await self.buffers.bring(tokens)
         runs.before_steps(runs.length + 1)
         self.buffers.make_room(runs.length, 1)
         self.buffers.set_input(tokens[0], runs.length)
@@ -267,14 +275,29 @@ class WebGpuDecoder(SampledRows, SampledRow):
         runs.length += picks
         runs.mask_bound = runs.length
         self._steps += picks - 1 if sample_first else picks
-        if self._step.tape:
-            numbers = self._engine.burst(self._step.tape, self._sampler.handle, picks, sample_first, first, cursor)
-        else:
-            if picks != 1:
-                raise ValueError(f"a burst of {picks} picks was requested; without a tape it has 1 at most")
+        if picks > self.max_burst:
+            raise ValueError(f"a burst of {picks} picks was requested; this decoder takes {self.max_burst} at most")
+        place = (sample_first, first, cursor)
+        if not self._step.tape:
             self._eager_picks -= 1
-            numbers = self._eager_burst(sample_first, first, cursor)
-        return read_burst(numbers)
+        return self._pick_from_disk(*place) if self._about.tables else read_burst(self._burst(picks, *place))
+
+    def _burst(self, picks: int, sample_first: bool, first: int, cursor: int) -> Awaitable[Sequence[float]]:
+        """The engine's numbers of a burst, whose first step or pick is over `first` positions."""
+        if self._step.tape:
+            return self._engine.burst(self._step.tape, self._sampler.handle, picks, sample_first, first, cursor)
+        return self._eager_burst(sample_first, first, cursor)
+
+    async def _pick_from_disk(self, sample_first: bool, first: int, cursor: int) -> Burst:
+        """A burst of one pick, which begins once the rows of the pick before it are on the device."""
+        if not sample_first:
+            await self.buffers.bring_pick(self._picked)
+        found = await read_burst(self._burst(1, sample_first, first, cursor))
+        self._picked = found.ids[-1]
+        return found
+
+    def counters(self) -> Counters:
+        return {**super().counters(), **disk_reads(self.buffers.inputs)}
 
     async def prepare_drafts(self, options: Speculation, drafter: RowDecoder | None = None) -> str | None:
         self._require_open()
@@ -352,6 +375,8 @@ class WebGpuDecoder(SampledRows, SampledRow):
         flight.
         """
         self._require_open()
+        if self._about.tables:
+            raise OptionError("steps of a model with tables on disk cannot be repeated; load it with them in memory")
         self.buffers.make_room(self.runs.length - 1, self.buffers.most_ahead)
         tape, sampler = self._step.tape, self._sampler.handle
         length, cursor, most = self.runs.length, self.runs.cursor, self.max_in_flight

@@ -23,6 +23,7 @@ from ...tape import PASSES
 from ...weights.shared import Lease, SharedWeights
 from ..model_interface import TapeOptions
 from ..model_memory import ModelMemory
+from ..table_reader import TableReader, open_tables
 from .gpu_engine import GpuEngine, GpuSessions
 from .prefill_chunk import prefill_chunk
 from .tapes.stored_tapes import StoredTapes, expects_stored
@@ -87,6 +88,8 @@ class Loaded:
     """The source of graphs for LoRA adapters; None for a model without inputs for them."""
     in_place: bool
     """Whether attention may write to the caches that it reads."""
+    disk: TableReader | None = None
+    """Reads the rows of tables on disk; each model for LoRA adapters has its own."""
 
     @property
     def engine(self) -> GpuEngine:
@@ -248,7 +251,7 @@ async def load(
     # Weights do not wait for the first probe of an adapter, for which onnxruntime-web has to be compiled. The sessions
     # are made after it, so that no buffer of its runs counts as theirs.
     coming = asyncio.ensure_future(weights_of(engine, shared, graphs, open_weights, url, progress))
-    making = ahead = None
+    making = ahead = disk = None
     try:
         found, stores = await probing
         # Stored tapes run without onnxruntime-web, whose start would delay the first token.
@@ -259,6 +262,8 @@ async def load(
         if options.capture != "off" and in_place and not graphs.description.uncapturable and not taped and soon:
             ahead = asyncio.ensure_future(make_session(engine, graphs, "decoder", f"{owner} sequence 1", bits))
         leases, contents = await coming
+        disk, read = await open_tables(graphs.description.tables, open_weights, progress)
+        contents += read
         weights = {
             entry.name: buffer
             for (_, entries), lease in zip(by_location(graphs.weights), leases, strict=True)
@@ -272,8 +277,14 @@ async def load(
         sessions = await asyncio.shield(making)
     except BaseException:
         # They continue even if this wait is cancelled.
+        if disk is not None:
+            disk.close()
         await asyncio.shield(given_up(engine, coming, making, ahead))
         raise
+    if disk is not None:
+        size = sum(table.row_bytes for table in graphs.description.tables)
+        reason = f"each reads {size} bytes of rows for its token from tables on disk"
+        fall_back("steps ahead of the reader", reason, "a step begins after its token is read back")
     lora = LoraSource(lora_graphs, shared, open_weights) if lora_graphs and graphs.lora else None
     return Loaded(
         interface=interface,
@@ -294,6 +305,7 @@ async def load(
         notes=kept,
         lora=lora,
         in_place=in_place,
+        disk=disk,
     )
 
 
@@ -386,6 +398,9 @@ async def load_adapted(base: Loaded, rank: int) -> Loaded:
             leases.append(await lease(engine, source.shared, file, entries, place, lambda *_: None))
             undo.callback(leases[-1].release)
             weights.update(zip((entry.name for entry in entries), leases[-1].buffers, strict=True))
+        disk, _ = await open_tables(graphs.description.tables, source.open_weights, lambda *_: None)
+        if disk is not None:
+            undo.callback(disk.close)
         sessions = await shared_sessions(engine, graphs, owner, base.cache_bits)
         undo.pop_all()
     stored, verdicts = remembered(interface, graphs, base.contents, base.notes, name, weights)
@@ -405,4 +420,5 @@ async def load_adapted(base: Loaded, rank: int) -> Loaded:
         name=name,
         owner=owner,
         lora=None,
+        disk=disk,
     )

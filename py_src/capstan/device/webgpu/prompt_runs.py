@@ -97,6 +97,7 @@ class PromptRuns:
             run = runs.pop(0)
             done = run.start + run.length
             part = ids[run.start : done]
+            await buffers.bring(part)
             valid = self._begin_run(part, past + run.start, done == len(ids))
             begun = self.pace.now()
             if buffers.places_any(past + run.start, len(part)):
@@ -132,6 +133,7 @@ class PromptRuns:
         done = past
         for run in scored.cut(past, end, back):
             part = tokens[run.start : run.start + run.length]
+            await buffers.bring(part)
             # Another continuation of the same context may follow.
             valid = self._begin_run(part, run.start, done == past)
             await self.waited(scored.run(run.length, valid))

@@ -13,12 +13,14 @@ from ...graph import CachePair, GraphDescription, LeftOut, StateTensor
 from ...memory import SNAPSHOTS, BufferRequest, DeviceBuffer, DeviceSpan, Loan, pack
 from ..cache_rows import PictureSpan
 from ..device_interface import BoundSpan, DeviceInterface
+from ..disk_rows import DiskRows
 from ..element_types import byte_count
 from ..lora_weights import LoraWeights
 from ..rope_tables import RopeTables
 from ..run_input import Room, Run, RunInput
 from ..run_inputs import CrossCaches, LongRope, Placed, run_inputs, sequence_items
 from ..snapshots import EMPTY
+from ..table_reader import TableReader
 from .gpu_engine import BoundTensor
 from .sliding import BASE, SlidingWindow
 
@@ -70,10 +72,11 @@ class SequenceBuffers:
         in_place: bool = True,
         tables: RopeTables | None = None,
         window_tables: Sequence[bytes] = (),
+        disk: TableReader | None = None,
     ) -> SequenceBuffers:
         """Allocate all but the `given` buffers for `capacity` positions; nothing stays allocated on failure."""
         spans: dict[str, DeviceSpan] = dict(given.spans) if given is not None else {}
-        inputs = run_inputs(about, Room(capacity, chunk, apart=not in_place, rope=tables))
+        inputs = run_inputs(about, Room(capacity, chunk, apart=not in_place, rope=tables, disk=disk))
         items = [item for each in inputs for item in each.items()]
         ours = [item for item in items if item.name not in spans]
         bound, packed = [item for item in ours if item.bound], [item for item in ours if not item.bound]
@@ -372,6 +375,19 @@ class SequenceBuffers:
         with self.device.batch():
             for each in self.inputs:
                 each.write_prompt(self, ids, past, valid)
+
+    async def bring(self, ids: Sequence[int]) -> None:
+        """Read from disk what the next run over these ids needs, before its inputs are written."""
+        for each in self.inputs:
+            if isinstance(each, DiskRows):
+                await each.bring(ids)
+
+    async def bring_pick(self, token: int) -> None:
+        """Write the rows on disk of a token that the device picked; its kernels wrote the step's other inputs."""
+        await self.bring([token])
+        for each in self.inputs:
+            if isinstance(each, DiskRows):
+                each.write_step(self, token, 0)
 
     def set_input(self, token: int, position: int) -> None:
         """Write the inputs of one decode step of `token` at `position`."""

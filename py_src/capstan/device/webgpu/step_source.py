@@ -264,6 +264,7 @@ class StepSource:
             buffers.clear_states()
             for start in range(0, len(ids), buffers.chunk):
                 part = ids[start : start + buffers.chunk]
+                await buffers.bring(part)
                 buffers.make_room(start, len(part))
                 buffers.write_prompt(part, start)
                 await self._engine.run(binding, start + len(part), len(part), buffers.base)

@@ -219,6 +219,8 @@ class WebGpuModel:
 
     async def draft_tape(self, one: WebGpuDecoder, positions: int) -> RowTape[DraftBuffers] | str:
         """A tape of a decoder's steps over `positions` positions, or the reason why there is none."""
+        if self._loaded.about.tables:
+            return "each token waits for its rows of tables on disk"
         if "rows" not in self._passes:
             return "the pass 'rows', which makes steps over several positions, is off on this adapter"
         return await self._rows.drafts(one, positions)
@@ -292,6 +294,7 @@ class WebGpuModel:
                 in_place=loaded.in_place,
                 tables=loaded.graphs.rope_tables,
                 window_tables=loaded.graphs.window_tables,
+                disk=loaded.disk,
             )
             # The first decoder with buffers takes the session first.
             self._made += 1
@@ -340,6 +343,8 @@ class WebGpuModel:
         await self._steps.close()
         for held in self._loaded.leases:
             held.release()
+        if self._loaded.disk is not None:
+            self._loaded.disk.close()
         self._engine.close()
 
     @property

@@ -155,6 +155,7 @@ interface Opened {
 }
 
 export class HttpSource {
+  readonly here = false;
   position: number | null = null;
   /** The end of the stream; null is the end of the file. */
   end: number | null = null;
@@ -340,6 +341,8 @@ export class HttpSource {
 
 /** A file that the user picked. */
 export class BlobSource {
+  /** Whether the file is on this machine. */
+  readonly here = true;
   position: number | null = null;
   end: number | null = null;
   private reader: ByteReader | null = null;

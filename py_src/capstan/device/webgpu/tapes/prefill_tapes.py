@@ -325,6 +325,7 @@ class PrefillTapes:
         for past in range(start, end, most):
             count = min(most, end - past)
             self.buffers.make_room(past, count)
+            await self.buffers.bring(self._probe(past, count))
             self.buffers.write_prompt(self._probe(past, count), past)
             await self.engine.run(self.eager, past + count, count, self.buffers.base)
 
@@ -334,6 +335,7 @@ class PrefillTapes:
         """
         engine, buffers, about = self.engine, self.buffers, self.about
         buffers.make_room(past, length)
+        await buffers.bring(self._probe(past, length))
         buffers.write_prompt(self._probe(past, length), past)
 
         async def replay() -> None:

@@ -189,6 +189,7 @@ class StepCheck:
             self.prefilled = filled
         if buffers.sliding is not None:
             buffers.sliding.rebase(buffers.sliding.probed_base(length))
+        await buffers.bring([11 % vocabulary])
         buffers.set_input(11 % vocabulary, length)
         await self._rows(recording, beyond, filled)
 

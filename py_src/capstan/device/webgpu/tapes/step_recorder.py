@@ -298,6 +298,7 @@ class StepRecorder:
         uses = [i for i, op in enumerate(ops) if isinstance(op, DispatchIndirect)]
         capacity = self.buffers.capacity
         for length in sorted({n for n in COUNTED_LENGTHS if n < capacity} | {capacity}):
+            await self.buffers.bring([0])
             self.buffers.set_input(0, length - 1)
             found = await self.step.engine.counts_of_step(tape, length)
             for group, table in zip(groups, tables, strict=True):
