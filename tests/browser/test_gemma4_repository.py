@@ -49,6 +49,29 @@ def test_ids_are_those_of_transformers(
             assert found["tape_passes"]["fused"].endswith(" 44 of them as recorded")
 
 
+ON_DISK = [("webgpu", "tape"), ("webgpu", "off"), ("wasm", "off")]
+
+
+@pytest.mark.one_in
+@pytest.mark.parametrize(("device", "capture"), ON_DISK)
+def test_ids_are_the_same_with_tables_on_disk(
+    name: str, device: str, capture: str, harness: Harness, scripts: PageScripts
+) -> None:
+    """Each step reads the rows of its token; a token that follows itself has its rows already."""
+    scripts.expect(GONE)
+    for case in CASES:
+        count = len(case["ids"])
+        options = {"device": device, "capture": capture, "embedding_tables": "disk"}
+        found = harness.generate(name, prompt_ids=case["prompt"], max_new_tokens=count, **options)
+        assert found["token_ids"] == case["ids"]
+        assert found["capture"] == capture
+        counters = found["counters"]
+        assert 0 < counters["table_reads"] <= count
+        assert counters["table_bytes"] % counters["table_reads"] == 0
+        if capture == "tape":
+            assert counters["readback_bytes"] == 4 * count
+
+
 @pytest.fixture(scope="module")
 def hub() -> Iterator[HubServer]:
     with running_hub({"nano/gemma-4": Repository(FOLDER)}) as server:
@@ -77,6 +100,38 @@ CHAT = """async ([id, hub, messages]) => {
   llm.close();
   return { ids: found.tokenIds, refusal, capture, fits, bytes };
 }"""
+
+
+DISK = """async ([id, hub, messages, disableFileMappedWeights]) => {
+  const { Capstan } = await import("/capstan/capstan.js");
+  const options = { hub, device: "webgpu", embeddingTables: "disk", disableFileMappedWeights };
+  const bytes = [];
+  for (const embeddingTables of ["memory", "disk"]) {
+    bytes.push((await Capstan.fits(id, { hub, device: "webgpu", embeddingTables, maxLength: 256 })).bytes);
+  }
+  try {
+    const llm = await Capstan.load(id, options);
+    const found = await llm.chat(messages, { temperature: 0, maxTokens: 40 }).result;
+    const told = llm.stats().fallbacks ?? null;
+    llm.close();
+    return { ids: found.tokenIds, bytes, told };
+  } catch ({ code, message }) {
+    return { code, message, bytes };
+  }
+}"""
+
+
+@pytest.mark.extended
+@pytest.mark.one_in
+def test_a_page_reads_rows_of_tables_from_its_storage(page: Page, hub: HubServer) -> None:
+    asked = ["nano/gemma-4", hub.url, EXPECTED["messages"]]
+    refused = page.evaluate(DISK, [*asked, True])
+    assert (refused["code"], "embedding_tables='memory'" in refused["message"]) == ("StorageError", True)
+    found = page.evaluate(DISK, [*asked, False])
+    assert found["ids"] == CASES[2]["ids"]
+    hub.requests.clear()
+    assert page.evaluate(DISK, [*asked, False])["ids"] == found["ids"]
+    assert not weights_read(hub)
 
 
 @pytest.mark.extended

@@ -115,6 +115,28 @@ def test_the_cpu_picks_the_definition_s_ids(
     assert (found["device"], found["capture"][0]) == ("wasm", "off")
 
 
+@pytest.mark.one_in
+@pytest.mark.parametrize("device", ["webgpu", "wasm"])
+@pytest.mark.parametrize("kind", [GgmlType.Q5_K, GgmlType.Q6_K], ids=lambda kind: kind.name)
+def test_ids_are_the_same_with_a_table_on_disk(
+    kind: GgmlType, device: str, scripts: PageScripts, site: SiteServer, tmp_path: Path
+) -> None:
+    made = make("gemma4", {**MIXED, "per_layer_token_embd": kind}, FURTHER["gemma4"], vocabulary=512)
+    name = f"gguf-disk-{kind.name}"
+    site.models[name] = write(made, tmp_path / name / "a model.gguf").parent
+    given = {"model": name, "prompt": PROMPTS["gemma4"], "count": COUNT, "device": device}
+    given["capture"] = "tape" if device == "webgpu" else "off"
+    try:
+        held = scripts.run("gguf", "picked", name, **given, embedding_tables="memory")
+        found = scripts.run("gguf", "picked", name, **given, embedding_tables="disk")
+    finally:
+        del site.models[name]
+    assert (found["ids"], found["capture"]) == (held["ids"], held["capture"])
+    np.testing.assert_allclose(found["logits"], held["logits"], rtol=0, atol=1e-5 * np.abs(held["logits"]).max())
+    assert 0 < found["counters"]["table_reads"] <= COUNT
+    assert found["counters"]["table_bytes"]
+
+
 WHOLE: dict[str, dict[str, Any]] = {
     "phi3": {
         "block_count": 1,

@@ -199,7 +199,7 @@ def head_sizes(model: ModelProto, facts: Rewriting) -> dict[str, int]:
 
 
 def tables_on_disk(model: ModelProto, facts: Rewriting) -> ModelProto:
-    """The graph with rows as inputs in place of the tables that stay on disk. Raises OptionError if none can."""
+    """The graph with rows as inputs in place of the tables that stay on disk. Raises OptionError without one."""
     ids = facts.decoder.inputs.input_ids
     facts.looked_up = looked_up_bytes(model, ids)
     if not facts.decoder.tables_on_disk:

@@ -16,7 +16,6 @@ from ..device.device_host import Opening
 from ..device.device_interface import DeviceInterface
 from ..device.model_interface import DeviceModel
 from ..device.model_origin import ModelOrigin
-from ..device.table_reader import open_tables
 from ..errors import DeviceUnavailableError, OptionError
 from ..guidance import TokenBytes, TokenWalks
 from ..host.disk_file import open_file, read_file
@@ -179,6 +178,7 @@ class LocalHost:
     async def open_model(self, opening: Opening, device: str) -> DeviceModel:
         require_reference(device)
         from ..device.reference.reference_model import ReferenceModel  # noqa: PLC0415  (in the extra `reference`)
+        from ..device.table_reader import open_tables  # noqa: PLC0415  (protobuf)
 
         model, below = ReferenceModel(opening.folder, opening.config, opening.graphs), opening.config.decoder.folder
         files = {each: await self.open_weights(opening.folder + below, each, False) for each in model.data_files}

@@ -29,16 +29,24 @@ async def picked(
     file: str = FILE,
     device: str = "webgpu",
     capture: str = "tape",
+    embedding_tables: str | None = None,
 ) -> dict[str, Any]:
     """The ids after a prompt, how steps were run, and the logits of the prompt's last position."""
     async with (
-        await Model.load(models[model] + file, device=device, dtype="fp32", capture=capture) as opened,
+        await Model.load(
+            models[model] + file,
+            device=device,
+            dtype="fp32",
+            capture=capture,
+            embedding_tables=embedding_tables,
+        ) as opened,
         Generator(opened, parameters(opened, eos=[])) as generator,
     ):
         generator.append_tokens(prompt)
         logits = list(await generator.get_logits_async())
         ids = await take(generator, count)
         about = {"device": opened.device_type, "passes": dict(generator.tape_passes or {})}
+        about |= {"counters": generator.counters}
         return {"ids": ids, "logits": logits, "capture": [generator.capture, generator.capture_note], **about}
 
 
