@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COUNTER_NAMES",
+    "DISK_COUNTS",
     "ONE",
     "Burst",
     "Counters",
@@ -47,6 +48,9 @@ COUNTER_NAMES = (
     "create_bind_group",
     "write_buffer",
 )
+
+DISK_COUNTS = ("table_reads", "table_bytes")
+"""Further counts of a decoder with tables on disk: the reads of rows, and their bytes."""
 
 ONE = (0,)
 """The rows of a decoder of one row."""
@@ -288,8 +292,8 @@ class RowDecoder(Protocol):
         """
 
     def counters(self) -> Counters:
-        """The total of each of COUNTER_NAMES. A step of all rows at once counts once; separate rows count one step
-        each.
+        """The total of each of COUNTER_NAMES, and of DISK_COUNTS with tables on disk. A step of all rows at once counts
+        once; separate rows count one step each.
         """
 
     async def close(self) -> None:

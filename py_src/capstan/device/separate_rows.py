@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from ..errors import CapstanError, OutOfMemoryError
 from ..memory import Loan
 from ..stages.search import SearchOptions
-from .row_interface import ONE, Burst, Counters, DecoderRow, RowDecoder
+from .row_interface import DISK_COUNTS, ONE, Burst, Counters, DecoderRow, RowDecoder
 from .shortlist import Shortlist
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ class SeparateRows(Generic[D]):
         totals = self.decoders[0].counters()
         for decoder in self.decoders[1:]:
             for name, count in decoder.counters().items():
-                if name == "steps" or not decoder.counts_device:
+                if name in ("steps", *DISK_COUNTS) or not decoder.counts_device:
                     totals[name] += count
         return totals
 

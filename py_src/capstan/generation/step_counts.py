@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ..device.row_interface import COUNTER_NAMES, Counters, RowDecoder
+from ..device.row_interface import COUNTER_NAMES, DISK_COUNTS, Counters, RowDecoder
 
 __all__ = ["StepCounts"]
 
 
 class StepCounts:
-    """Totals by COUNTER_NAMES, and how often JavaScript entered Python with results. Work between `end` and the next
-    `begin` is left out: prefills, recordings and measurements.
+    """Totals by COUNTER_NAMES, also by DISK_COUNTS for a model with tables on disk, and how often JavaScript entered
+    Python with results. Work between `end` and the next `begin` is left out: prefills, recordings and measurements.
     """
 
     def __init__(self) -> None:
@@ -25,8 +25,8 @@ class StepCounts:
         if self._start is None or decoder is None:
             return
         now = decoder.counters()
-        for name in COUNTER_NAMES:
-            self._totals[name] += now.get(name, 0) - self._start.get(name, 0)
+        for name in (*COUNTER_NAMES, *(name for name in DISK_COUNTS if name in now)):
+            self._totals[name] = self._totals.get(name, 0) + now.get(name, 0) - self._start.get(name, 0)
         self._start = now
 
     def end(self, decoder: RowDecoder | None) -> None:
