@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 
 from capstan import (
@@ -27,9 +28,10 @@ from capstan.device import probe
 from capstan.device.device_host import Opening, current_device_host
 from capstan.device.model_interface import TapeOptions
 from capstan.device.table_reader import open_tables
+from capstan.device.wasm.cpu_graph import prepare
 from capstan.device.webgpu.webgpu_graphs import Graphs, rewrite
 from capstan.device.webgpu.webgpu_model import WebGpuModel
-from capstan.graph import Unpack, external_entries, parse
+from capstan.graph import GraphDescription, Unpack, external_entries, parse
 from capstan.graph.gguf.gguf_types import PACKED
 from capstan.loading.folder import find_model, place_of, with_tables
 from capstan.loading.found_model import FoundModel
@@ -206,8 +208,8 @@ async def rewritten(found: FoundModel, place: str) -> Graphs:
     return await rewrite(found.graphs[DECODER], config, unread, 10, largest=1 << 30)
 
 
-async def rows_of(graphs: Graphs, tokens: Sequence[int]) -> list[bytes]:
-    reader, _ = await open_tables(graphs.description.tables, opened, lambda *_: None)
+async def rows_of(about: GraphDescription, tokens: Sequence[int]) -> list[bytes]:
+    reader, _ = await open_tables(about.tables, opened, lambda *_: None)
     if reader is None:
         return []
     rows, _ = await reader.rows(tokens)
@@ -215,27 +217,48 @@ async def rows_of(graphs: Graphs, tokens: Sequence[int]) -> list[bytes]:
     return rows
 
 
-async def test_the_graph_of_prompts_on_webgpu_computes_the_same() -> None:
-    """There may be room for more rows than those of the run."""
-    ids, tokens = [5, OTHERS[0], 5, 9], [5, OTHERS[0], 9]
+async def fed(about: GraphDescription, ids: Sequence[int], room: int) -> dict[str, Any]:
+    """The inputs of a run besides weights, with room for more rows than those of the ids."""
+    tokens = list(dict.fromkeys(ids))
+    made: dict[str, Any] = {DISK_ROWS: np.array([[tokens.index(token) for token in ids]])}
+    for table, data in zip(about.tables, await rows_of(about, tokens), strict=True):
+        kept = np.frombuffer(data, NUMPY[table.entry.dtype]).reshape(len(tokens), *table.row)
+        made[table.entry.name] = np.concatenate([kept, np.full((room - len(tokens), *table.row), 9, kept.dtype)])
+    made |= {pair.past: np.zeros(pair.dims(1, 16), np.float32) for pair in about.cache}
+    count = len(ids)
+    return made | {about.input_ids: np.array([ids]), about.mask: np.array([[1] * count + [0] * (16 - count)])}
+
+
+@pytest.mark.parametrize(("name", "ids", "room"), [("captured prefill", [5, OTHERS[0], 5, 9], 5), ("decoder", [9], 1)])
+async def test_the_graphs_on_webgpu_compute_the_same(name: str, ids: list[int], room: int) -> None:
     logits = []
     for place in ("memory", "disk"):
         graphs = await rewritten(await found_model(), place)
-        about = graphs.description
-        fed: dict[str, Any] = {DISK_ROWS: np.array([[0, 1, 0, 2]])}
-        rows = await rows_of(graphs, tokens)
-        for table, data in zip(about.tables, rows, strict=True):
-            kept = np.frombuffer(data, NUMPY[table.entry.dtype]).reshape(3, *table.row)
-            fed[table.entry.name] = np.concatenate([kept, np.full((2, *table.row), 9, kept.dtype)])
+        given = await fed(graphs.description, ids, room)
         for entry in graphs.weights:
-            fed |= weights_of([entry], (DATA / entry.location).read_bytes())
-        fed |= {pair.past: np.zeros(pair.dims(1, 16), np.float32) for pair in about.cache}
-        fed |= {about.input_ids: np.array([ids]), about.mask: np.array([[1] * 4 + [0] * 12])}
-        session = session_of(parse(graphs.sessions["captured prefill"].model))
+            given |= weights_of([entry], (DATA / entry.location).read_bytes())
+        session = session_of(parse(graphs.sessions[name].model))
         names = {value.name for value in session.get_inputs()}
-        assert names - {entry.name for entry in graphs.weights} == set(graphs.sessions["captured prefill"].inputs)
-        logits += session.run([about.logits], {name: fed[name] for name in names})
+        assert names - {entry.name for entry in graphs.weights} == set(graphs.sessions[name].inputs)
+        logits += session.run([graphs.description.logits], {each: given[each] for each in names})
     assert np.array_equal(*logits)
+
+
+async def test_the_graph_on_the_cpu_computes_the_same_without_the_file_of_the_tables() -> None:
+    logits, ends = [], []
+    for place in ("memory", "disk"):
+        found = await found_model()
+        made = prepare(parse(found.graphs[DECODER]), with_tables(found.config, {"embedding_tables": place}), 0)
+        options = onnxruntime.SessionOptions()
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(DATA))
+        session = onnxruntime.InferenceSession(made.model, options, providers=["CPUExecutionProvider"])
+        given = {**await fed(made.about, [5, OTHERS[0], 5, 9], 5), "capstan_first_logits": np.array([-1])}
+        names = [value.name for value in session.get_inputs()]
+        logits += session.run([made.about.logits], {each: given[each] for each in names})
+        ends.append(dict(made.data))
+    assert np.array_equal(*logits)
+    size = (DATA / "embed_tokens_q4.onnx_data").stat().st_size
+    assert {*ends[0].items()} - {*ends[1].items()} == {("embed_tokens_q4.onnx_data", size)}
 
 
 async def test_a_step_on_webgpu_begins_once_the_rows_of_its_token_are_written(
@@ -268,7 +291,7 @@ async def test_a_step_on_webgpu_begins_once_the_rows_of_its_token_are_written(
     for step in range(3):
         await decoder.submit(1, step == 0)
     await decoder.run_picked()
-    assert [*seen[1:], written()] == [await rows_of(graphs, [token]) for token in (7, OTHERS[0], 7)]
+    assert [*seen[1:], written()] == [await rows_of(graphs.description, [token]) for token in (7, OTHERS[0], 7)]
     assert {key: count for key, count in decoder.counters().items() if "table" in key} == {
         "table_reads": 4,
         "table_bytes": 246 * 5,
