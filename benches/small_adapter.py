@@ -2,11 +2,12 @@
 
 usage: python3 build.py exec benches/small_adapter.py --model FOLDER -- MODE [LARGEST] [MAX_LENGTH]
 
-MODE is whole, least (every limit of the device is WebGPU's default, 128 MiB a binding among them), or parts (the
-adapter's own limits, and no weight or cache above LARGEST bytes, 128 MiB unless given). With MAX_LENGTH the model is
-loaded for sequences of so many tokens, so that caches of that length are in parts, too. A line of JSON: the weights in
-parts, the reported parts and steps down, how steps are made, and for each run the prompt's tokens, milliseconds to
-the first token and a token after it, and a digest of the ids, which is the same in every mode.
+MODE is whole, least (every limit of the device is WebGPU's default, 128 MiB a binding among them), parts (the
+adapter's own limits, and no weight or cache above LARGEST bytes, 128 MiB unless given), or disk (embedding tables on
+disk). With MAX_LENGTH the model is loaded for sequences of so many tokens, so that caches of that length are in parts,
+too. A line of JSON: the bytes of weights, those in parts, the reported parts and steps down, how steps are made, and
+for each run the prompt's tokens, milliseconds to the first token and a token after it, and a digest of the ids, which
+is the same in every mode.
 """
 
 import hashlib
@@ -83,14 +84,16 @@ async def main(folder, mode, largest=1 << 27, max_length=0):
         run_js(WITH_LIMITS)(json.dumps(LEAST))
     if mode == "parts":
         with_largest(int(largest))
-    lengths = {"max_length": int(max_length)} if int(max_length) else {}
-    async with await capstan.Model.load(folder, device="webgpu", **lengths) as model:
-        split = [[each.name, each.bytes, each.parts] for each in model.query_memory_requirements().split]
+    options = {"max_length": int(max_length) or None, "embedding_tables": "disk" if mode == "disk" else "memory"}
+    async with await capstan.Model.load(folder, device="webgpu", **options) as model:
+        need = model.query_memory_requirements()
+        split = [[each.name, each.bytes, each.parts] for each in need.split]
         runs = [await timed(model, place, *run) for place, run in enumerate(RUNS)]
         _, capture, passes = runs[-1]
         told = {
             "mode": mode,
             "adapter": model.adapter,
+            "weights": need.weights.bytes,
             "split": split,
             "told": list(fallbacks()),
             "capture": capture,

@@ -4,7 +4,7 @@ usage: make_gemma4.py SHAPE OUT [DTYPE]     needs numpy and onnx; no network
 
 SHAPE is e2b, e4b or nano, DTYPE q4f16 (the default) or q4. E2B takes 3.1 GB. Then
 
-    python3 build.py exec benches/small_adapter.py --model OUT -- whole
+    python3 build.py exec benches/small_adapter.py --model OUT -- whole     (or disk)
 
 prints times to the first token and milliseconds a token.
 """
