@@ -33,6 +33,7 @@ from capstan.device.webgpu.webgpu_graphs import Graphs, rewrite
 from capstan.device.webgpu.webgpu_model import WebGpuModel
 from capstan.graph import GraphDescription, Unpack, external_entries, parse
 from capstan.graph.gguf.gguf_types import PACKED
+from capstan.loading import opening
 from capstan.loading.folder import find_model, place_of, with_tables
 from capstan.loading.found_model import FoundModel
 from capstan.loading.load_options import FitOptions
@@ -307,17 +308,24 @@ async def test_tables_that_do_not_fit_stay_on_disk_unless_asked_for_in_memory(
 ) -> None:
     opens, places = LocalHost.open_model, list[bool]()
 
-    async def open_model(host: LocalHost, opening: Opening, device: str) -> Any:
-        places.append(opening.config.decoder.tables_on_disk)
+    async def open_model(host: LocalHost, asked: Opening, device: str) -> Any:
+        places.append(asked.config.decoder.tables_on_disk)
         if not places[-1]:
             raise OutOfMemoryError("the weights are too large")
-        return await opens(host, opening, device)
+        return await opens(host, asked, device)
+
+    async def has_webgpu(host: LocalHost) -> bool:
+        return True
 
     monkeypatch.setattr(LocalHost, "open_model", open_model)
+    monkeypatch.setattr(LocalHost, "has_webgpu", has_webgpu)
     if place == "memory":
         with pytest.raises(OutOfMemoryError, match="the weights are too large"):
             await Model.load(str(FOLDER), embedding_tables=place)
-        assert places == [False]
+        monkeypatch.setattr(opening, "LARGE", 1)
+        with pytest.raises(OutOfMemoryError, match="the weights are too large"):
+            await Model.load(str(FOLDER))
+        assert places == [False, False]
         return
     with pytest.warns(
         FallbackWarning, match="tables of embeddings in memory: the weights are too large; each run reads"

@@ -12,6 +12,7 @@
     angle_tables(model)               rotary tables that are computed from constants become weights
     turned_weights(model)             weights that each run would transpose are transposed as they are loaded
     split_weights(model, largest)     weights larger than a binding in parts; which, and which not
+    disk_tables.tables_as_rows(...)   the rows of a run's tokens become inputs in place of tables that only lookups read
     split_caches(model, pairs, most)  caches larger than a binding in parts of some heads each; which
     joined_products(model)            one matrix product makes q, k and v of an attention, instead of three
     lora_inputs(model, decoder)       the inputs that LoRA adapters fill; lora_defaults(model, decoder): their defaults
@@ -62,7 +63,7 @@ from .angle_tables import angle_tables
 from .capture import LeftOut, Uncapturable, attention_window, left_out, smooth_softmax_as_sinks, uncapturable
 from .carried import CachePair, StateTensor, TensorInfo, cache_pairs, caches_in_place
 from .description import GraphDescription, describe
-from .disk_tables import DiskTable
+from .disk_tables import DiskTable, looked_up_bytes
 from .fed_lengths import FedLengths, lengths_as_inputs
 from .float_islands import float_islands_in_half
 from .inline_weights import without_weights
@@ -157,6 +158,7 @@ __all__ = [
     "logits_cut",
     "logits_of_all",
     "long_rope",
+    "looked_up_bytes",
     "lora_defaults",
     "lora_fed",
     "lora_inputs",

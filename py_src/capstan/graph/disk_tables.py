@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 from ..model_files.genai_config import DISK_ROWS
 from .mask_values import Lengths, MaskError, MaskValues
-from .onnx_pb2 import ModelProto, NodeProto, TensorProto
+from .onnx_pb2 import ModelProto, NodeProto, TensorProto, ValueInfoProto
 from .parts import Unpack
 from .weight_inputs import WeightEntry, known_external_entries
-from .wiring import Wiring, attribute, copy_of, prune, value_info
+from .wiring import Wiring, attribute, copy_of, delete, prune, value_info
 
 __all__ = ["DiskTable", "looked_up_bytes", "tables_as_rows"]
 
@@ -67,17 +67,20 @@ def tables_as_rows(model: ModelProto, ids: str) -> tuple[ModelProto, tuple[DiskT
     """
     model = copy_of(model)
     graph, wiring = model.graph, Wiring(model.graph)
-    found: dict[str, DiskTable] = {}
+    found, results = dict[str, DiskTable](), dict[str, ValueInfoProto]()
+    tokens = [size.dim_value or size.dim_param for size in wiring.declared[ids].type.tensor_type.shape.dim]
     for node, tables in lookups(model, ids):
         moved = moved_rows(wiring, node, ids)
         if moved is None:
             continue
         node.input[IDS] = DISK_ROWS
         found |= {each.name: DiskTable(each, moved) for each in tables}
+        results[node.output[0]] = looked_up(node, tables, tokens)
     if not found:
         return model, ()
-    sizes = wiring.declared[ids].type.tensor_type.shape.dim
-    graph.input.append(value_info(DISK_ROWS, TensorProto.INT64, [size.dim_value or size.dim_param for size in sizes]))
+    delete(graph.value_info, lambda value: value.name in results)
+    graph.value_info.extend(results.values())
+    graph.input.append(value_info(DISK_ROWS, TensorProto.INT64, tokens))
     for each in found.values():
         rows = graph.input.add(name=each.entry.name)
         # Without a shape: onnxruntime takes no free number of rows for scales beside zero points.
@@ -87,6 +90,15 @@ def tables_as_rows(model: ModelProto, ids: str) -> tuple[ModelProto, tuple[DiskT
     graph.initializer.extend(held)
     prune(graph)
     return model, tuple(found.values())
+
+
+def looked_up(node: NodeProto, tables: Sequence[WeightEntry], tokens: Sequence[int | str]) -> ValueInfoProto:
+    """The declaration of a lookup's result, which onnxruntime cannot infer from inputs without a shape."""
+    table, *scales = tables
+    packed = node.op_type != "Gather" and table.onnx_type == TensorProto.UINT8
+    elements = 8 // attribute(node, "bits", 4) if packed else 1
+    kind = scales[0].onnx_type if scales else table.onnx_type
+    return value_info(node.output[0], kind, [*tokens, *table.dims[1:-1], table.dims[-1] * elements])
 
 
 def lookups(model: ModelProto, ids: str) -> Iterator[tuple[NodeProto, list[WeightEntry]]]:

@@ -30,7 +30,7 @@ from ..host.retrying import require_stall_timeout
 from ..host.spans import span
 from ..host.storage_interface import Progress
 from ..model_files.config_section import parse_object
-from ..model_files.genai_config import ENCODER, GENERATION_CONFIG, VISION, GenaiConfig, with_room
+from ..model_files.genai_config import DECODER, ENCODER, GENERATION_CONFIG, VISION, GenaiConfig, with_room
 from ..model_files.hub import HubRepository
 from ..model_files.model_facts import ModelFacts, facts_of
 from ..stages.search import SearchOptions
@@ -58,6 +58,7 @@ MakeTokenizer = Callable[[Callable[[str, str], Any], Mapping[str, str]], Any]
 CHAT_TEMPLATE = "chat_template.json"
 """The file of processors before transformers 4.49 for the chat template of a model that sees."""
 TEMPLATE_FILE = "chat_template.jinja"
+LARGE = 8
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", TEMPLATE_FILE)
 TEMPLATE = re.compile(r"additional_chat_templates/[^/]+\.jinja")
 TOOL_USE = "additional_chat_templates/tool_use.jinja"
@@ -199,7 +200,7 @@ async def open_model(host: DeviceHost, source: Source, make_tokenizer: MakeToken
 
         async def open_on(device: str, progress: Progress = no_progress) -> DeviceModel:
             opening = Opening(folder, config, options, progress, keep_weights, graphs, ready)
-            loaded = await opened_in_memory(host, opening, device, source.options.get("embedding_tables"))
+            loaded = await opened_in_memory(host, opening, device, source.options, read_graph)
             if config.processor is not None:
                 from .graphs_beside import open_beside  # noqa: PLC0415  (for models that hear or see only)
 
@@ -223,14 +224,21 @@ async def open_model(host: DeviceHost, source: Source, make_tokenizer: MakeToken
     return Opened(folder, config, facts, loaded, files, times.phases, open_on, read_graph, tokenizer)
 
 
-async def opened_in_memory(host: DeviceHost, opening: Opening, device: str, tables: str | None) -> DeviceModel:
-    """Open a model on a device. If its memory is too small and the caller did not choose the place of `tables`, tables
-    that only lookups of tokens read stay on disk.
+async def opened_in_memory(
+    host: DeviceHost,
+    opening: Opening,
+    device: str,
+    options: LoadOptions,
+    read_graph: Callable[[str], Awaitable[bytes]],
+) -> DeviceModel:
+    """Open a model on a device. If the memory of a GPU is too small, and the caller did not choose their place, tables
+    that only lookups of tokens read stay on disk, unless they are a small share of the weights.
     """
     try:
         return await host.open_model(opening, device)
     except OutOfMemoryError as error:
-        if tables is not None:
+        chosen = options.get("embedding_tables") is not None or device in ("wasm", "cpu")
+        if chosen or not await host.has_webgpu() or not large_tables(await read_graph(DECODER), opening.config):
             raise
         decoder = replace(opening.config.decoder, tables_on_disk=True)
         smaller = replace(opening, config=replace(opening.config, decoder=decoder))
@@ -240,6 +248,15 @@ async def opened_in_memory(host: DeviceHost, opening: Opening, device: str, tabl
             raise error from None
         fall_back("tables of embeddings in memory", str(error), "each run reads the rows of its tokens from disk")
         return opened
+
+
+def large_tables(graph: bytes, config: GenaiConfig) -> bool:
+    """Whether tables that only lookups of tokens read are at least 1 / LARGE of a graph's weights."""
+    from ..graph import known_external_entries, looked_up_bytes, parse  # noqa: PLC0415  (protobuf)
+
+    model = parse(graph, config.decoder.filename)
+    weights = sum(entry.length for entry in known_external_entries(model))
+    return LARGE * looked_up_bytes(model, config.decoder.inputs.input_ids) >= weights > 0
 
 
 class TokenizerBeside:
