@@ -18,7 +18,7 @@ from .parts import Unpack
 from .weight_inputs import WeightEntry, known_external_entries
 from .wiring import Wiring, attribute, copy_of, delete, prune, value_info
 
-__all__ = ["DiskTable", "looked_up_bytes", "tables_as_rows"]
+__all__ = ["DiskTable", "looked_up_bytes", "tables_as_rows", "without_unread"]
 
 LOOKUPS = {"Gather": (0,), "GatherBlockQuantized": (0, 2, 3)}
 """The operators that look rows up, each with its inputs that have rows."""
@@ -90,6 +90,15 @@ def tables_as_rows(model: ModelProto, ids: str) -> tuple[ModelProto, tuple[DiskT
     graph.initializer.extend(held)
     prune(graph)
     return model, tuple(found.values())
+
+
+def without_unread(model: ModelProto, name: str) -> ModelProto:
+    """The model without an input, if no node reads it."""
+    if name in Wiring(model.graph).consumers:
+        return model
+    model = copy_of(model)
+    delete(model.graph.input, lambda value: value.name == name)
+    return model
 
 
 def looked_up(node: NodeProto, tables: Sequence[WeightEntry], tokens: Sequence[int | str]) -> ValueInfoProto:

@@ -18,7 +18,7 @@ from .angle_tables import angle_tables
 from .capture import attention_window, smooth_softmax_as_sinks
 from .carried import CachePair, cache_pairs
 from .description import ELEMENT_BYTES, describe
-from .disk_tables import looked_up_bytes, tables_as_rows
+from .disk_tables import looked_up_bytes, tables_as_rows, without_unread
 from .fed_lengths import lengths_as_inputs
 from .float_experts import float_experts
 from .float_islands import float_islands_in_half, in_half
@@ -306,6 +306,11 @@ def described(model: ModelProto, facts: Rewriting) -> ModelProto:
     return model
 
 
+def unread_ids_left_out(model: ModelProto, facts: Rewriting) -> ModelProto:
+    """The graph without the tokens, if all tables are on disk; onnxruntime would read unused inputs back."""
+    return without_unread(model, facts.decoder.inputs.input_ids) if facts.disk_tables else model
+
+
 def last_logits(model: ModelProto, facts: Rewriting) -> ModelProto:
     model, facts.projection = last_token_logits(model, facts.decoder.outputs.logits, facts.first_logits)
     return model
@@ -390,6 +395,7 @@ PASSES: tuple[GraphPass, ...] = (
     GraphPass("weights_to_inputs", frozenset(["decode", "session on buffers"]), weights_fed),
     GraphPass("weights_held", frozenset(["decode"]), weights_held),
     GraphPass("describe", frozenset(["decode", "wasm", "reference"]), described),
+    GraphPass("unread_ids_left_out", frozenset(["decode"]), unread_ids_left_out),
     GraphPass(
         "last_token_logits", LAYERS_ON_DEVICES | {"captured prefill", "wasm", "layers on reference"}, last_logits
     ),
