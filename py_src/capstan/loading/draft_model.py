@@ -33,7 +33,7 @@ def draft_options(options: LoadOptions, device: str) -> LoadOptions:
     that are about the model's own files and length. Its step is taped unless the caller says otherwise, whatever its
     configuration requests: drafts are made in the submit that verifies them.
     """
-    own = ("draft_model", "dtype", "overlay", "graphs", "max_length", "on_found", "prefix_cache")
+    own = ("draft_model", "dtype", "embedding_tables", "overlay", "graphs", "max_length", "on_found", "prefix_cache")
     kept = {name: value for name, value in options.items() if name not in own}
     return taken(LoadOptions, {"capture": "tape", **kept, "device": device, "hears": False})
 
