@@ -32,6 +32,18 @@ LATE = """() => {
 """Messages of other tabs wait in the list `late`, once there is one."""
 
 
+FILES = """async () => {
+  const root = await navigator.storage.getDirectory();
+  const names = [];
+  try {
+    for await (const name of (await root.getDirectoryHandle("capstan-sessions")).keys()) names.push(name);
+  } catch {} // No conversation was kept yet.
+  return names.length;
+}"""
+"""The number of files that hold what was computed for conversations."""
+LONG = "answer in a few words and name the places of which you know something. " * 6
+
+
 @pytest.fixture
 def context(browser: Browser) -> Iterator[BrowserContext]:
     context = browser.new_context(viewport={"width": 1440, "height": 900})
@@ -62,6 +74,25 @@ def go_on(page: Page, answer: str) -> str:
     expect(text).not_to_have_text(answer, use_inner_text=True, timeout=BOOT_MS)
     expect(page.locator("#status")).to_have_text("Done", timeout=BOOT_MS)
     return text.inner_text()
+
+
+def answered(page: Page, text: str) -> tuple[str, str]:
+    """The model's own answer to a text, and the line about it."""
+    page.fill("#prompt", text)
+    page.keyboard.press("Enter")
+    expect(asked(page).last).to_contain_text(text.strip())
+    turns = page.locator("#turns")
+    expect(turns.locator(".about").last).to_contain_text("tokens", timeout=BOOT_MS)
+    return turns.locator(".text").last.inner_text(), turns.locator(".about").last.inner_text()
+
+
+def kept_files(page: Page, count: int) -> None:
+    """Wait until so many files hold what was computed for conversations."""
+    for _ in range(100):
+        if page.evaluate(FILES) == count:
+            return
+        page.wait_for_timeout(100)
+    assert page.evaluate(FILES) == count
 
 
 def titles(page: Page) -> Locator:
@@ -324,3 +355,64 @@ def test_on_a_narrow_page_the_conversations_are_a_drawer(context: BrowserContext
     page.click("#chats-new")
     expect(titles(page)).to_be_hidden()
     expect(asked(page)).to_have_count(0)
+
+
+def test_a_long_conversation_goes_on_after_a_reload_without_being_computed_again(
+    context: BrowserContext, site: SiteServer
+) -> None:
+    page = opened(context, site.url + SETTINGS, answers=False)
+    _, about = answered(page, LONG)
+    assert "kept" not in about
+    kept_files(page, 2)
+    page.reload()
+    text, about = answered(page, "more")
+    assert (found := re.search(r"; of (\d+) before them (\d+) were kept$", about)), about
+    assert int(found[1]) - int(found[2]) < 30
+    other = opened(context, site.url + SETTINGS, answers=False)
+    titles(other).click()
+    expect(asked(other)).to_have_count(2)
+    page.bring_to_front()
+    page.get_by_role("button", name="Edit").last.click()
+    page.locator(".editor textarea").fill("more")
+    page.keyboard.press("Enter")
+    expect(page.locator("#turns .text").last).to_have_text(text, use_inner_text=True, timeout=BOOT_MS)
+    assert "kept" not in page.locator("#turns .about").last.inner_text(), "the page has it"
+    page.wait_for_timeout(1500)
+    other.bring_to_front()
+    action(other, "Delete")
+    expect(asked(page)).to_have_count(0)
+    kept_files(other, 0)
+
+
+def test_what_was_computed_is_shown_emptied_and_not_kept_if_the_user_wants_that(
+    context: BrowserContext, site: SiteServer
+) -> None:
+    page = opened(context, site.url + SETTINGS, answers=False)
+    panel = page.locator("#this-page")
+    panel.locator("summary").click()
+    size, option = page.locator("#keep-size"), page.get_by_label("Keep what was computed")
+    expect(size).to_have_text("Nothing is kept now.", timeout=BOOT_MS)
+    expect(option).to_be_checked()
+    answered(page, LONG)
+    expect(size).to_have_text(re.compile(r"^Now [\d.]+ [kM]B for a conversation\.$"))
+    panel.get_by_role("button", name="Empty").click()
+    expect(size).to_have_text("Nothing is kept now.")
+    kept_files(page, 0)
+    option.uncheck()
+    answered(page, LONG)
+    page.wait_for_timeout(1500)
+    kept_files(page, 0)
+    page.reload()
+    expect(option).not_to_be_checked()
+
+
+def test_what_cannot_be_kept_is_told_in_one_line_and_once(context: BrowserContext, site: SiteServer) -> None:
+    page = opened(context, site.url + SETTINGS, answers=False)
+    answered(page, "Hello")
+    for worker in page.workers:
+        worker.evaluate("() => { FileSystemSyncAccessHandle.prototype.write = () => 0; }")
+    answered(page, LONG)
+    expect(page.locator("#status")).to_contain_text("This conversation will be computed again after a reload: ")
+    answered(page, LONG)
+    page.wait_for_timeout(1500)
+    expect(page.locator("#status")).to_have_text("Done")

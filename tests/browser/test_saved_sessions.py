@@ -15,7 +15,9 @@ from capstan import Generator, GeneratorParams, Model, Tokenizer
 from capstan_host.digests import SHARD_SIZE, write_digests
 from capstan_host.headless.static_server import running
 from capstan_host.site_server import SiteServer
+from tests import oracle
 from tests.browser.test_picture_chats import PNG, data_url
+from tests.lora_models import LORA
 from tests.unit.test_picture_chats import TEMPLATE
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -55,7 +57,9 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     weights = bytearray((other / "model.onnx.data").read_bytes())
     weights[100] ^= 1
     (other / "model.onnx.data").write_bytes(weights)
-    models = {"sees": sees, "one": FIXTURES / "nano-qwen2", "other": other, "phi": phi}
+    tuned = shutil.copytree(LORA, sees.parent / "tuned")
+    (tuned / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }} {% endfor %}")
+    models = {"sees": sees, "tuned": tuned, "one": FIXTURES / "nano-qwen2", "other": other, "phi": phi}
     with running(SiteServer(assemble(), models)) as server:
         yield server.url + "blank.html"
 
@@ -237,7 +241,7 @@ def test_a_prefix_that_python_computed_is_shipped_with_an_app(device: str, page:
         assert begun["keptTokens"] >= begun["restored"]["tokens"] - 1 > 20, "the system message is not computed"
         assert begun["promptTokens"] > begun["keptTokens"]
     assert found["prefix0"]["tokenIds"] == found["plain"][0]
-    for name, words in (("none", "none.state"), ("text", "no saved state")):
+    for name, words in (("none", "check the state's address"), ("text", "no saved state")):
         begun = found[name]
         assert (begun["restored"]["tokens"], begun["keptTokens"]) == (0, 0)
         assert words in begun["restored"]["reason"]
@@ -324,3 +328,44 @@ def test_pictures_are_saved_with_their_messages(page: Page) -> None:
     assert found["restored"]["reason"] == ""
     assert found["continued"] == found["unbroken"]
     assert found["continued"][1] > 256, "the picture's tokens are not run again"
+
+
+ADAPTED = """async ([messages, adapters]) => {
+  const { Client } = await import("/capstan/capstan.js");
+  const client = await Client.start();
+  const model = `${location.origin}/models/tuned/`;
+  const ask = async (kind, adapter, more) => {
+    const options = { device: "wasm", max_new_tokens: 8, search: { do_sample: false }, session: "one" };
+    const reply = await client.request({ kind, model, ...options, adapter: adapter && model + adapter, ...more });
+    if (!reply.ok) throw new Error(reply.error.message);
+    return reply.result;
+  };
+  const found = [];
+  for (const adapter of adapters) {
+    const restored = await ask("restore_session", adapter, { id: "tuned" });
+    const { token_ids, kept_tokens, text } = await ask("chat", adapter, { messages });
+    found.push({ restored, token_ids, kept_tokens, text });
+  }
+  const save = { kind: "save_session", session: "one", id: "tuned", messages, budget: 1e9, bits: 0 };
+  const saved = (await client.request(save)).result;
+  client.close();
+  return { found, saved };
+}"""
+
+
+def test_a_session_with_an_adapter_continues_after_a_reload_with_that_adapter_only(page: Page) -> None:
+    messages = [{"role": "user", "content": "hello you and all the others there"}]
+    before = page.evaluate(ADAPTED, [messages, ["first.onnx_adapter"]])
+    [unbroken] = before["found"]
+    assert (unbroken["restored"], before["saved"]["reason"]) == (None, "")
+    messages += [{"role": "assistant", "content": unbroken["text"]}, {"role": "user", "content": "and more"}]
+    after = reloaded(page).evaluate(ADAPTED, [messages, [None, "second.onnx_adapter", "first.onnx_adapter"]])
+    *others, same = after["found"]
+    for each in others:
+        assert "LoRA adapters" in each["restored"]["reason"]
+        assert each["kept_tokens"] == 0
+    assert same["restored"] == {**same["restored"], "tokens": before["saved"]["tokens"], "reason": ""}
+    assert same["kept_tokens"] > 20
+    prompt = Tokenizer(Model(str(LORA))).encode("".join(f"{each['content']} " for each in messages))
+    actions = [("adapter", "first"), ("append", prompt), ("generate", 8)]
+    assert same["token_ids"] == oracle.drive(LORA, actions).picked

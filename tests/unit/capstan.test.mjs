@@ -173,7 +173,7 @@ test("the text comes in parts, and the result says how it ended and what was kep
   assert.deepEqual(result, {
     ...answer,
     choices: [answer],
-    ...{ promptTokens: 5, keptTokens: 3 },
+    ...{ promptTokens: 5, keptTokens: 3, restored: null },
     ...{ tokensPerSecond: 10, timeToFirstTokenMs: 7, waitingMs: 6, copyingMs: 0.5, counters: null },
   });
   assert.equal(typeof requestId, "number");
@@ -979,6 +979,7 @@ for (const [call, message] of [
   [(llm) => llm.chat(null), "messages is null; it must be a list of objects with role and content"],
   [(llm) => llm.complete(), "the prompt is undefined; it must be a string or a list of token ids"],
   [(llm) => llm.complete({ a: 1 }), 'the prompt is {"a":1}; it must be a string or a list of token ids'],
+  [(llm) => llm.chat(MESSAGES, { keep: "" }), 'keep is ""; it must be a string of 1 to 1000 characters'],
   [(llm) => llm.chat(MESSAGES, { temperature: NaN }), "temperature is NaN; it must be a finite number"],
   [(llm) => llm.complete("a", { maxTokens: Infinity }), "maxTokens is Infinity; it must be a finite number"],
   [

@@ -220,10 +220,25 @@ test("errors show addresses without query and credentials", async () => {
   await assert.rejects(read(`${base.replace("//", "//me:SECRET@")}/m/a.json`), shows(/a\.json/));
 });
 
+test("a file outside of a model's folder has the remedy of its caller", async () => {
+  sent["brief.state"] = (response) => response.writeHead(200, { "Content-Type": "text/html" }).end("<html>");
+  const remedy = "check the state's address";
+  for (const name of ["brief.state", "missing.state"]) {
+    const [ours, folders] = [remedy, null].map((each) =>
+      fetchBytes(`${base}/m/${name}`, MOST, null, assert.fail, each),
+    );
+    await refused(ours, /; check the state's address$/);
+    await refused(folders, /; check that the whole model folder is there$/);
+  }
+});
+
 for (const size of [2 ** 53, 2 ** 40 + 1, 1e30, -1, 1.5, "5", {}]) {
   test(`a hub that lists a size of ${JSON.stringify(size)} is refused`, async () => {
     siblings = [{ rfilename: "config.json", size }];
-    await refused(openRepository("a/b", base, "main", false), /a\/b at main, config.json: its server reports a size of /);
+    await refused(
+      openRepository("a/b", base, "main", false),
+      /a\/b at main, config.json: its server reports a size of /,
+    );
   });
 }
 

@@ -81,6 +81,7 @@ MOST: dict[str, dict[str, Any]] = {
         "chat_template_kwargs": KWARGS,
         "continue_final_message": False,
         "begun": [1],
+        "keep": "talk",
     },
     "operations": MODEL_OPTIONS,
     "alternatives": {
@@ -154,7 +155,7 @@ WORDS = {
     **dict.fromkeys(("dtype", "prompt", "which", "adapter", "system", "logits_processor"), "a string or null"),
     "live": "a whole number",
     **dict.fromkeys(("silence", "threshold", "interval", "speed"), "a number or null"),
-    **dict.fromkeys(("file", "instruction", "language", "voice"), "a string or null"),
+    **dict.fromkeys(("file", "instruction", "keep", "language", "voice"), "a string or null"),
     **dict.fromkeys(("timestamps", "phonemes"), "true or false or null"),
     "task": "'transcribe', 'translate' or null",
     **dict.fromkeys(

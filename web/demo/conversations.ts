@@ -29,7 +29,11 @@ export class Conversations {
   private title: string | null = null;
   private readonly changes: StoreChanges;
 
-  constructor(private readonly chat: CapstanChat) {
+  constructor(
+    private readonly chat: CapstanChat,
+    /** Called with the id of a conversation that was deleted, here or in another tab. */
+    private readonly onDelete: (id: string) => void,
+  ) {
     this.changes = new StoreChanges(
       chat,
       () => this.shown(),
@@ -76,6 +80,16 @@ export class Conversations {
       this.tell(troubleOf(error));
     }
     this.tell(this.store.trouble);
+  }
+
+  /** The id of the conversation that the page shows. */
+  get shownId(): string {
+    return this.place.id;
+  }
+
+  /** The ids of all that are stored, and of the shown one. */
+  async ids(): Promise<string[]> {
+    return [...(await this.store.all()).map(({ id }) => id), this.place.id];
   }
 
   /** Begin a new conversation; an answer that is under way is stopped and kept. */
@@ -135,7 +149,7 @@ export class Conversations {
     const { id, known } = place;
     if (!shown.conversation.turns.length) {
       await this.store.delete(id);
-      this.list.remove(id);
+      this.gone(id);
       place.known = null;
       return;
     }
@@ -168,7 +182,12 @@ export class Conversations {
       this.chat.clear();
     }
     if (kept) this.list.put(kept, this.place.id);
-    else this.list.remove(id);
+    else this.gone(id);
+  }
+
+  private gone(id: string): void {
+    this.list.remove(id);
+    this.onDelete(id);
   }
 
   private async refresh(): Promise<void> {
@@ -193,7 +212,7 @@ export class Conversations {
     }
     await this.changes.ended;
     await this.store.delete(kept.id);
-    this.list.remove(kept.id);
+    this.gone(kept.id);
     const undo = button("Undo", () => {
       this.tell("");
       void this.store.put(kept, null).then(() => this.open(kept.id));

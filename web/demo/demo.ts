@@ -1,5 +1,6 @@
 // The demo page: a conversation with a model, its options, and what this machine does for it.
 
+import type { CapstanEvent } from "capstan-webgpu";
 import { Conversations } from "./conversations";
 import { findAdapter, forecast } from "./diagnostics";
 import { element } from "./elements";
@@ -8,6 +9,7 @@ import { offerExamples } from "./examples";
 import { fieldOf, isOfModel } from "./failure";
 import { Fit } from "./fit";
 import { Inside } from "./inside";
+import { KeptComputations } from "./kept";
 import { expectedModel, findModels, showChosen, watchPicking } from "./models";
 import { Picker } from "./picker";
 import { Race } from "./race";
@@ -25,16 +27,17 @@ const share = element("share", HTMLButtonElement);
 const otherModel = element("other-model", HTMLButtonElement);
 
 // Events of a start that an answer waits for, or is after, would hide the text that the user should read.
-const engine: Engine = new Engine((event) => chat.busy || running.tell(event), expectedModel);
+const engine: Engine = new Engine(between, expectedModel);
+const kept = new KeptComputations(engine);
 const filled = Promise.all([findAdapter(), findModels()]).then(takeAddress);
-const running: Running = new Running(engine, filled);
+const running: Running = new Running(engine, filled, () => kept.nameOf(conversations.shownId));
 const { chat } = running;
 const stored = new Stored(engine);
 const fit = new Fit(engine);
 const race = new Race(engine, (on) => running.hold(on));
 const inside = new Inside(engine, running);
 const picker = new Picker(engine, running);
-const conversations = new Conversations(chat);
+const conversations = new Conversations(chat, (id) => kept.forget(id));
 
 async function boot(): Promise<void> {
   await filled;
@@ -44,12 +47,24 @@ async function boot(): Promise<void> {
   }, SLOW_START_MS);
   try {
     await engine.start().finally(() => clearTimeout(slow));
+    void conversations
+      .ids()
+      .then((ids) => kept.tidy(ids))
+      .catch(() => undefined);
     if (chat.busy) return;
     const trouble = forecast();
     chat.showStatus(trouble ? `Ready; ${trouble}` : "Ready");
   } catch (error) {
     if (!chat.busy) chat.showError(error);
   }
+}
+
+/** Show an event of a start, or one between two requests. */
+function between(event: CapstanEvent): void {
+  const text = event.kind === "kept" ? kept.take(event) : null;
+  if (chat.busy || text === "") return;
+  if (text) chat.showStatus(text);
+  else running.tell(event);
 }
 
 function chosen(): void {

@@ -1,6 +1,6 @@
 // This machine and how the steps of a run are computed: adapter, device, capture, pace and counters.
 
-import type { BurstTimes, CapstanEvent } from "capstan-webgpu";
+import type { BurstTimes, CapstanEvent, RunResult } from "capstan-webgpu";
 import { type AdapterSummary, requestAdapter, summarize, UNNAMED } from "../src/wire/adapter";
 import { button, element, milliseconds, say, tableRow, UNKNOWN } from "./elements";
 import { needsGpu } from "./models";
@@ -21,6 +21,9 @@ export interface Result {
   time_to_first_token_ms: number | null;
   counters?: Record<string, number>;
   bursts?: BurstTimes[];
+  prompt_tokens?: number;
+  /** See RunResult of the library. */
+  restored?: RunResult["restored"];
 }
 
 /** The pace of the run that is under way as this page sees it, until the worker's own numbers arrive. */
@@ -202,7 +205,7 @@ export function limited({ finish_reason: reason }: Result): boolean {
 
 /** A finished run, and the same in a line. */
 export function showFinished(result: Result): string {
-  const { token_ids, tokens_per_second, time_to_first_token_ms, counters } = result;
+  const { token_ids, tokens_per_second, time_to_first_token_ms, counters, prompt_tokens, restored } = result;
   const atLimit = limited(result);
   const speed = tokens_per_second === null ? UNKNOWN : tokens_per_second.toFixed(1);
   const first = time_to_first_token_ms === null ? UNKNOWN : milliseconds(time_to_first_token_ms);
@@ -214,7 +217,10 @@ export function showFinished(result: Result): string {
   showHow(result);
   if (counters) showCounters(counters);
   const paced = tokens_per_second === null ? "" : `, ${speed} a second`;
-  return `${token_ids.length} tokens${paced}${atLimit ? ", stopped at the limit" : ""}`;
+  const kept = restored?.tokens
+    ? `; of ${prompt_tokens?.toLocaleString()} before them ${restored.tokens.toLocaleString()} were kept`
+    : "";
+  return `${token_ids.length} tokens${paced}${atLimit ? ", stopped at the limit" : ""}${kept}`;
 }
 
 function showCounters(counters: Record<string, number>): void {

@@ -13,7 +13,7 @@ export class Engine {
   private defined: string | null = null;
 
   constructor(
-    /** Called for each event of the worker's first start, and where stored weights are found damaged. */
+    /** Called for each event of the worker's first start, and for those between requests. */
     private readonly onStart: (event: CapstanEvent) => void,
     private readonly expected: () => StartOptions["expected"],
   ) {}
@@ -26,7 +26,7 @@ export class Engine {
       let telling = this.starts++ === 0;
       const onEvent = (event: CapstanEvent, id: number): void => {
         if (event.kind === "restarted") this.loaded = this.defined = null;
-        if ((id === 0 && telling) || event.kind === "damaged") this.onStart(event);
+        if ((id === 0 && telling) || ["damaged", "kept"].includes(event.kind)) this.onStart(event);
       };
       this.worker = Client.start({ onEvent, bytes: true, ...(expected ? { expected } : {}) }).then(
         (client) => {

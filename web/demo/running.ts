@@ -78,6 +78,8 @@ export class Running {
     private readonly engine: Engine,
     /** Resolves when the form has the site's models and the settings of the page's address. */
     private readonly filled: Promise<void>,
+    /** The name under which what is computed for the shown conversation is kept; null for none. */
+    private readonly keepAs: () => string | null,
   ) {
     this.chat.answer = (turn, signal) => this.answer(turn, signal);
     this.chat.addEventListener("capstan-clear", () => diagnostics.clearFigures());
@@ -171,6 +173,7 @@ export class Running {
       if (answered.tokens.length) request.begun = answered.tokens.map(({ id }) => id);
       if (request.max_new_tokens && begun) request.max_new_tokens += begun.uncounted;
       request.timeline = true;
+      if (request.kind === "chat") request.keep = this.keepAs();
       run.generating = performance.now();
       if (about.can_chat) this.showStep("Reading");
       // Alternatives are asked of texts alone.
@@ -180,7 +183,8 @@ export class Running {
       turn.note = diagnostics.showFinished(result);
       data.unfinished = diagnostics.limited(result);
       this.last = { bursts: result.bursts ?? [], device: result.device };
-      chat.showStatus("Done");
+      const unusable = result.restored?.reason;
+      chat.showStatus(unusable ? `Done; what was kept of this conversation could not be used: ${unusable}` : "Done");
       return result.finish_reason;
     } catch (error) {
       if (!signal.aborted) diagnostics.showNothingPrepared();

@@ -157,12 +157,16 @@ def unreached(reason: str) -> None:
     fall_back("the model's server", reason, "the files of its folder are assumed to be those of the last load")
 
 
-async def fetch_bytes(url: str, most: int, progress: Callable[[int, int], None] | None = None) -> bytes:
-    """Fetch a whole file of at most `most` bytes. Raises ModelFileError if it cannot be read."""
+async def fetch_bytes(
+    url: str, most: int, progress: Callable[[int, int], None] | None = None, remedy: str | None = None
+) -> bytes:
+    """Fetch a whole file of at most `most` bytes. Raises ModelFileError if it cannot be read; `remedy` is what its
+    message then asks for, by default a whole model folder.
+    """
 
     async def fetched() -> bytes:
         with storage_errors():
-            return bytes((await capstan_host.fetchBytes(url, most, progress, unreached)).to_bytes())
+            return bytes((await capstan_host.fetchBytes(url, most, progress, unreached, remedy)).to_bytes())
 
     return await retried(fetched)
 

@@ -10,7 +10,7 @@ from ..text.stream import StoppingStream, alike
 from .chat_prompt import ChatPrompt, ChatPrompts
 from .generator import Generator
 
-__all__ = ["Conversation"]
+__all__ = ["Conversation", "shared"]
 
 
 class Conversation:
@@ -30,6 +30,11 @@ class Conversation:
         """The last rendered prompt."""
         return self._asked.text
 
+    @property
+    def sequence(self) -> ChatPrompt:
+        """The present sequence as a prompt: its ids, and the places of its pictures."""
+        return ChatPrompt("", self.generator.get_sequence(), (), self._asked.contents)
+
     def ask(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> int:
         """Render the messages and make their tokens the sequence; returns the number of tokens that the last sequence
         and this one share. `options` are those of Tokenizer.apply_chat_template: the tools that the model may call,
@@ -38,17 +43,19 @@ class Conversation:
         Raises ConfigError if the template cannot be rendered, PromptError if max_length is too small, OptionError for
         variables that the template does not have; for pictures the errors of ChatPrompts.of.
         """
-        before, self._asked = self._asked, self._prompts.of(messages, **options)
-        ids, pictures, contents = self._asked.ids, self._asked.pictures, self._asked.contents
-        kept = alike(self.generator.get_sequence(), ids)
-        # Tokens are kept up to the first picture that differs or is incomplete.
-        differing = {*before.contents} ^ {*contents}
-        kept = min([kept, *(each.start for each in differing), *(each.start for each in contents if each.end > kept)])
+        return self.take(self._prompts.of(messages, **options))
+
+    def take(self, asked: ChatPrompt) -> int:
+        """The second half of `ask`: make a prompt's tokens the sequence. Raises PromptError if max_length is too
+        small.
+        """
+        kept = shared(self.sequence, asked)
+        before, self._asked = self._asked, asked
         self.generator.rewind_to(kept)
-        if pictures != before.pictures:
-            self.generator.see(pictures)
-        if ids[kept:] or not kept:
-            self.generator.append_tokens(ids[kept:])
+        if asked.pictures != before.pictures:
+            self.generator.see(asked.pictures)
+        if asked.ids[kept:] or not kept:
+            self.generator.append_tokens(asked.ids[kept:])
         return kept
 
     def resume(self, contents: Sequence[Content]) -> None:
@@ -82,3 +89,11 @@ class Conversation:
         finally:
             if rest := stream.flush():
                 show(-1, rest)
+
+
+def shared(one: ChatPrompt, other: ChatPrompt) -> int:
+    """The number of first tokens that two prompts share, up to the first picture that differs or is incomplete."""
+    length = alike(one.ids, other.ids)
+    differing = {*one.contents} ^ {*other.contents}
+    cut = [each.start for each in other.contents if each.end > length]
+    return min([length, *(each.start for each in differing), *cut])

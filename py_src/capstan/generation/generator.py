@@ -24,7 +24,7 @@ from .plain_policy import PlainPolicy
 from .processor_policy import ProcessorPolicy
 from .prompt import checked_prompts
 from .row_loop import RowLoop
-from .saved_state import restore_state, save_state
+from .saved_state import identity, require_same, restore_state, save_state
 from .speculation_policy import SpeculationPolicy
 from .state_format import KeptRows, RowSink, SavedState
 from .token_scores import Score, score_tokens
@@ -377,6 +377,12 @@ class Generator(GeneratedRows):
         """Do the same as `restore_state_async`, from a state whose rows may be in a file."""
         async with self._turn:
             await self._loop.surviving(partial(restore_state, self._loop, state))
+
+    def require_state_of_model(self, header: Mapping[str, Any]) -> None:
+        """Raise OptionError unless a state with this header is of the generator's model, adapters and caches, and
+        otherwise the errors of `save_state`.
+        """
+        require_same(header, identity(self._loop))
 
     async def aside(self, action: Callable[[RowDecoder], Awaitable[T]]) -> T:
         """Record the decode step, read the bursts under way, keep their tokens and call `action` with the decoder.

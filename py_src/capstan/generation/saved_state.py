@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..graph import GraphDescription
     from ..model import Model
 
-__all__ = ["restore_state", "save_state"]
+__all__ = ["identity", "require_same", "restore_state", "save_state"]
 
 
 async def save_state(loop: RowLoop, sink: RowSink, bits: int = 0) -> dict[str, Any]:

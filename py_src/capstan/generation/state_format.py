@@ -24,7 +24,7 @@ from ..model_files.bounded_json import NotJsonError, clipped, read_json
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["AGAIN", "SHARD", "FileRows", "KeptRows", "RowSink", "SavedState", "write_shards"]
+__all__ = ["AGAIN", "SHARD", "FileRows", "KeptRows", "RowSink", "SavedState", "contents_of", "write_shards"]
 
 FORMAT = b"capstan state "
 VERSION = b"2\n"
@@ -185,7 +185,12 @@ class SavedState:
     @property
     def contents(self) -> tuple[Content, ...]:
         """The pictures in the tokens."""
-        return tuple(Content(**each) for each in self.header["contents"])
+        return contents_of(self.header)
+
+
+def contents_of(header: Mapping[str, Any]) -> tuple[Content, ...]:
+    """The pictures in the tokens of a state."""
+    return tuple(Content(**each) for each in header["contents"])
 
 
 def damaged(size: int) -> StorageError:

@@ -130,7 +130,9 @@ class SessionStore:
                 await rows.drop()
             raise
         rows.close()
-        await self._remove_states(stored)
+        # Another page that reads an earlier one has it open: a later save removes it.
+        with suppress(StorageError):
+            await self._remove_states(stored)
         return stored
 
     async def read(self, id: str) -> StoredSession | None:

@@ -25,7 +25,7 @@ async def adapt(model: Model, generator: Generator, request: ModelRequest) -> No
         forget_adapters()
         kept = Adapters(model)
     if url not in kept.names:
-        data = await host_calls.fetch_bytes(url, MAX_BYTES)
+        data = await host_calls.fetch_bytes(url, MAX_BYTES, remedy="check the adapter's address")
         await kept.load_async(data, url)
     generator.set_active_adapter(kept, url)
 

@@ -13,6 +13,7 @@ import posixpath
 import sys
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from pyodide.code import eval_code_async
@@ -21,7 +22,7 @@ from .._js import host_calls
 from .._js.files import mount
 from .._js.js_errors import spent
 from .._js.page_storage import cross_origin_bytes
-from ..errors import PromptError
+from ..errors import OptionError, PromptError
 from ..generation.answer import AnswerStream
 from ..generation.generator import Generator
 from ..generation.generator_params import GeneratorParams
@@ -152,7 +153,12 @@ async def chat(session: PageSession, request: ChatRequest) -> dict[str, Any]:
         session.prepare_ahead(model, generator)
         return {**report(), "max_length": generator.max_length}
     require_fitting((message.get("content") for message in request["messages"]), model.config)
-    kept = talk.ask(request["messages"], **template_options(request))
+    asked = session.prompts_of(model).of(request["messages"], **template_options(request))
+    restored = None
+    session.kept.leave(talk)
+    if (keep := request.get("keep")) is not None:
+        restored = asdict(await session.kept.bring(keep, talk, asked))
+    kept = talk.take(asked)
     answer = answer_stream(tokenizer, request, talk.prompt, generator.get_sequence(), talk.stops)
     answer.begin(begun)
     watch(generator, request)
@@ -173,6 +179,8 @@ async def chat(session: PageSession, request: ChatRequest) -> dict[str, Any]:
         reason = await talk.answer(request.get("max_new_tokens"), show, begun)
     except asyncio.CancelledError:
         reason = "abort"
+    if keep is not None:
+        session.kept.note(keep, talk)
     if rest := answer.end():
         host_calls.emit(text_event("", -1, None, rest))
     return {
@@ -180,6 +188,7 @@ async def chat(session: PageSession, request: ChatRequest) -> dict[str, Any]:
         "token_ids": ids,
         "prompt_tokens": prompt,
         "kept_tokens": kept + generator.reused_tokens - reused,
+        "restored": restored,
         "sequence_tokens": generator.token_count(),
         "finish_reason": answer.finish_reason_of(reason),
         "context_full": reason == "length" and generator.finish_reason == "length",
@@ -191,6 +200,11 @@ async def chat(session: PageSession, request: ChatRequest) -> dict[str, Any]:
 
 async def chat_rows(session: PageSession, request: ChatRequest) -> dict[str, Any]:
     """Answer the last message of a conversation several times, as rows of one batch, which is not kept."""
+    if request.get("keep") is not None:
+        count = searched(request)["num_return_sequences"]
+        raise OptionError(
+            f"keep is {request['keep']!r}, but {count} answers keep nothing: leave keep out, or ask for 1"
+        )
     model = await session.load_once(request)
     tokenizer = Tokenizer(model)
     require_fitting((message.get("content") for message in request["messages"]), model.config)
@@ -322,7 +336,7 @@ async def saved_sessions(
         return await opened(session, request)
     if request["kind"] == "restore_session":
         return await restore(session, request)
-    return await listed(request)
+    return await listed(session, request)
 
 
 async def traced(session: PageSession, request: TraceRequest) -> dict[str, Any] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from .._js import host_calls
@@ -13,6 +13,7 @@ from ..errors import CapstanError, ConfigError
 from ..generation.chat_prompt import ChatPrompts
 from ..generation.conversation import Conversation
 from ..generation.generator import Generator
+from ..generation.kept_conversations import KeptConversations, KeptNote
 from ..generation.named_processors import named_processor
 from ..generation.run_options import AdaptedOptions, SequenceOptions
 from ..loading.load_options import PageOptions, rows, taken
@@ -59,6 +60,7 @@ class PageSession:
         self.recording: asyncio.Task[None] | None = None
         """Records the decode step of a loaded model, unless a request for a first token comes earlier."""
         self.idle = idle_verification(self.load_ended)
+        self.kept = KeptConversations(told_kept, self.load_ended)
 
     async def load_once(self, request: ModelRequest) -> Model:
         """The model, loaded now or by an earlier request; another loaded model is closed first.
@@ -169,6 +171,7 @@ class PageSession:
         """Release the resources of a conversation."""
         if session in self.conversations:
             _, _, talk = self.conversations.pop(session)
+            self.kept.leave(talk)
             await talk.generator.aclose()
 
     def prepare_ahead(self, model: Model, generator: Generator) -> None:
@@ -192,6 +195,11 @@ class PageSession:
         """
         if self.recording is not None:
             self.recording.cancel()
+
+
+def told_kept(note: KeptNote) -> None:
+    """Report to the page that a conversation's state was kept, or why not."""
+    host_calls.emit({"kind": "kept", **asdict(note)})
 
 
 def folder_of(model: ModelFolder) -> str | HubRepository:

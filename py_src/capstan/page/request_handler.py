@@ -43,6 +43,7 @@ class RequestHandler:
             if number in self.stopped:
                 raise asyncio.CancelledError
             await self.session.idle.stop()
+            await self.session.kept.stop()
             self.session.leave_unrecorded()
             request = read_request(text)
             hears = hasattr(attached, "to_memoryview")
@@ -60,6 +61,7 @@ class RequestHandler:
             self.running = self.session.samples = self.session.pictures = None
             self.stopped.discard(number)
             self.session.idle.begin(self.verify_after)
+            self.session.kept.begin()
         return json.dumps(reply)
 
     def look_after_weights(self, milliseconds: float) -> None:

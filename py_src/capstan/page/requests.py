@@ -122,6 +122,10 @@ class ChatRequest(ConversationRequest, TemplateOptions, CallOptions):
     messages: list[Message]
     begun: NotRequired[list[int] | None]
     """See GenerateRequest, but for the first tokens of the answer."""
+    keep: NotRequired[str | None]
+    """The id under which the browser keeps what was computed for the conversation, for requests of a later page;
+    null for none. It becomes the id of a saved session without messages. See `kept` of CapstanEvent.
+    """
 
 
 class AlternativesRequest(ConversationRequest, TemplateOptions):

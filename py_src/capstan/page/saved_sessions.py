@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import closing, suppress
+from contextlib import suppress
 from typing import Any
 
 from .._js import host_calls
 from ..errors import CapstanError, DeviceLostError, StorageError
 from ..fallback import fall_back
+from ..generation.kept_conversations import restore_stored
 from ..generation.run_options import SequenceOptions
-from ..generation.state_format import SHARD, FileRows, SavedState
+from ..generation.state_format import SHARD, SavedState
 from ..host.session_store import SessionStore, StoredSession
 from ..loading.load_options import rows
 from ..model import Model
@@ -78,9 +79,8 @@ async def continued(
 
     async def begun() -> None:
         header = SavedState.header_of(found.header)
-        with closing(await store.open_rows(found, SHARD)) as file:
-            state = SavedState(header, FileRows(file, header["bytes"], header["digests"]))
-            await resume(session, model, {**request, **found.options}, state)  # type: ignore[typeddict-item]
+        talk = await session.conversation_with(model, {**request, **found.options})  # type: ignore[typeddict-item]
+        await restore_stored(talk, store, found, header)
 
     return await problem(session, request, begun)
 
@@ -94,8 +94,11 @@ async def opened(session: PageSession, request: OpenSessionRequest) -> dict[str,
 
     async def begun() -> None:
         nonlocal header
-        state = SavedState.of_bytes(await host_calls.fetch_bytes(request["url"], MOST_BYTES))
-        await resume(session, model, request, state)
+        data = await host_calls.fetch_bytes(request["url"], MOST_BYTES, remedy="check the state's address")
+        state = SavedState.of_bytes(data)
+        talk = await session.conversation_with(model, request)
+        await talk.generator.restore_rows(state)
+        talk.resume(state.contents)
         header = state.header
 
     if reason := await problem(session, request, begun):
@@ -103,13 +106,6 @@ async def opened(session: PageSession, request: OpenSessionRequest) -> dict[str,
         header = {"tokens": [], "bits": 0}
     tokens, bits = len(header["tokens"]), header["bits"]
     return {"messages": request["messages"], "tokens": tokens, "bits": bits, "reason": reason}
-
-
-async def resume(session: PageSession, model: Model, request: ConversationRequest, state: SavedState) -> None:
-    """Make a state the conversation of a request's session. Raises the errors of Generator.restore_state."""
-    talk = await session.conversation_with(model, request)
-    await talk.generator.restore_rows(state)
-    talk.resume(state.contents)
 
 
 async def problem(session: PageSession, request: ConversationRequest, begin: Callable[[], Awaitable[None]]) -> str:
@@ -124,10 +120,11 @@ async def problem(session: PageSession, request: ConversationRequest, begin: Cal
     return ""
 
 
-async def listed(request: SavedSessionsRequest) -> list[dict[str, Any]]:
+async def listed(session: PageSession, request: SavedSessionsRequest) -> list[dict[str, Any]]:
     """The stored sessions, after removing some."""
     store = await SessionStore.open()
     if request["action"] == "delete":
+        session.kept.forget(request["id"])
         await store.remove(request["id"])
     return [report(each) for each in await store.sessions()]
 

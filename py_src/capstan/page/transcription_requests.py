@@ -65,7 +65,7 @@ async def transcribe(request: TranscribeRequest, samples: Any) -> dict[str, Any]
     """
     sound = samples
     if (file := request.get("file")) is not None:
-        sound = await host_calls.fetch_bytes(file, MOST_BYTES)
+        sound = await host_calls.fetch_bytes(file, MOST_BYTES, remedy="check the sound's address")
     elif sound is None:
         raise OptionError("the request has no sound; attach samples, or give the address of a file")
     run = loaded.get().transcriber.run(

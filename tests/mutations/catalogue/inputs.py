@@ -133,17 +133,18 @@ INPUTS = (
     Mutation(
         "conversation.tail",
         "py_src/capstan/generation/conversation.py",
-        "kept = alike(self.generator.get_sequence(), ids)",
+        "kept = shared(self.sequence, asked)",
         "ids, tokenizer = self.generator.get_sequence(), self._prompts.tokenizer\n"
-        "        ids += tokenizer.encode(self.prompt.removeprefix(tokenizer.decode(ids)))\n"
-        "        kept = alike(self.generator.get_sequence(), ids)",
+        "        ids += tokenizer.encode(asked.text.removeprefix(tokenizer.decode(ids)))\n"
+        "        asked = ChatPrompt(asked.text, ids, asked.pictures, asked.contents)\n"
+        "        kept = shared(self.sequence, asked)",
         "the end of a prompt is encoded as a text of its own",
         unit("second_turns"),
     ),
     Mutation(
         "conversation.picture",
         "py_src/capstan/generation/conversation.py",
-        "differing = {*before.contents} ^ {*contents}",
+        "differing = {*one.contents} ^ {*other.contents}",
         "differing: set[Any] = set()",
         "tokens of another picture are kept since their ids are equal",
         unit("picture_chats"),

@@ -154,6 +154,8 @@ export interface Stats {
   /** Runs that ended, and the tokens that they generated. */
   runs: number;
   tokens: number;
+  /** Tokens of their prompts that came from the browser's storage, by the option `keep`. */
+  restoredTokens: number;
   lastRun: RunResult | null;
 }
 
@@ -179,7 +181,7 @@ export class Capstan {
   private readonly turns = new Turns();
   /** The worker of this page's own in which its scripts run, where the model's worker is shared. */
   private scripts: Promise<Client> | null = null;
-  private readonly sums = { runs: 0, tokens: 0, lastRun: null as RunResult | null };
+  private readonly sums = { runs: 0, tokens: 0, restoredTokens: 0, lastRun: null as RunResult | null };
 
   private constructor(
     private readonly client: Client,
@@ -450,6 +452,7 @@ export class Capstan {
       (result) => {
         this.sums.runs++;
         for (const { tokenIds } of result.choices) this.sums.tokens += tokenIds.length;
+        this.sums.restoredTokens += result.restored?.tokens ?? 0;
         this.sums.lastRun = result;
       },
       () => undefined,

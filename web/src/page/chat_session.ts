@@ -3,8 +3,8 @@
 import { answerMessage } from "./answer_message";
 import { refused } from "../wire/errors";
 import { readOptions } from "./arguments";
-import { type Kinds, shown, whole } from "./kinds";
-import type { ChatOptions } from "./options";
+import { type Kinds, read, shown, whole } from "./kinds";
+import { type ChatOptions, storedId } from "./options";
 import { heldMessage, plainMessages } from "./pictures";
 import type { Message, RestoredSession, SaveResult, SaveSessionRequest } from "../wire/protocol";
 import type { Run } from "./run";
@@ -31,8 +31,6 @@ const SAVE_KINDS: Kinds = {
   bits: { words: "0, 4 or 8", is: (value) => value === 0 || value === 4 || value === 8 },
 };
 const BUDGET = 1e9;
-/** Characters of an id. */
-const MOST_ID = 1000;
 
 let count = 0;
 
@@ -165,6 +163,5 @@ export class Session {
 
 /** Throw OptionError unless this can be the id of a saved session. */
 export function requireId(id: unknown): void {
-  if (typeof id !== "string" || id.length < 1 || id.length > MOST_ID)
-    throw refused(`the id is ${shown(id)}; it must be a string of 1 to ${MOST_ID} characters`);
+  read("the id", id, storedId);
 }

@@ -1,7 +1,21 @@
 // Completes a page's options, with their shorter names, to the whole requests of protocol.ts.
 
 import { refused } from "../wire/errors";
-import { either, fields, flag, ids, type Kinds, listOf, number, object, oneOf, orNull, plain, read } from "./kinds";
+import {
+  either,
+  fields,
+  flag,
+  ids,
+  type Kind,
+  type Kinds,
+  listOf,
+  number,
+  object,
+  oneOf,
+  orNull,
+  plain,
+  read,
+} from "./kinds";
 import { shown, signal, text, whole } from "./kinds";
 import { type ModelPageOptions, PAGE_KINDS } from "./model_options";
 import { GENERATOR_KINDS, type GeneratorOptions, PICK_KINDS, type PickOptions } from "./run_options";
@@ -86,6 +100,11 @@ export interface ChatOptions extends RunOptions, TemplateOptions {
    * else is a call, so that an answer has at most one; models of families without a form of calls write it as JSON.
    */
   strictTools?: boolean;
+  /**
+   * Keep what is computed for this conversation under this id in the browser's storage, in unused time, and begin with what
+   * is kept there: a reloaded page need not compute the prompt again. docs/saved_conversations.md has the limits.
+   */
+  keep?: string;
 }
 
 const SEARCH = { n: "num_return_sequences", ...SEARCH_NAMES } as const;
@@ -107,6 +126,13 @@ const RUN_KINDS: Kinds = {
 /** The kinds of the options of the calls that an answer may make. */
 const CALL_KINDS: Kinds = {
   ...{ toolChoice: either(oneOf("auto", "required"), object), parallelToolCalls: flag, strictTools: flag },
+};
+/** The longest id, in characters. */
+const MOST_ID = 1000;
+/** The id of a stored conversation. */
+export const storedId: Kind = {
+  words: `a string of 1 to ${MOST_ID} characters`,
+  is: (value) => typeof value === "string" && value.length >= 1 && value.length <= MOST_ID,
 };
 /** Python has the fields of messages. */
 export const messageList = listOf("objects with role and content", object);
@@ -248,7 +274,7 @@ export function chatRequest(
   messages: readonly Message[],
   given: ChatOptions,
 ): ChatRequest {
-  const run = readOptions("the options", given, { ...RUN_KINDS, ...TEMPLATE_KINDS, ...CALL_KINDS });
+  const run = readOptions("the options", given, { ...RUN_KINDS, ...TEMPLATE_KINDS, ...CALL_KINDS, keep: storedId });
   return reading("messages and options", () => ({
     kind: "chat",
     ...shared(model, options, run),
@@ -256,6 +282,7 @@ export function chatRequest(
     max_length: run.maxLength ?? options.maxLength ?? null,
     ...requested<AskedTemplate>(run, TEMPLATE_KINDS),
     ...called(run),
+    ...(run.keep === undefined ? {} : { keep: run.keep }),
     ...(run.parallelToolCalls === false ? { most_calls: 1 } : {}),
   }));
 }

@@ -10,6 +10,7 @@ import type {
   GenerateRequest,
   LogProbability,
   Reply,
+  RestoredSession,
   TokenLogProbability,
   ToolCall,
 } from "../wire/protocol";
@@ -57,6 +58,11 @@ export interface RunResult extends RunChoice {
   /** Tokens of the prompt, and how many of them an earlier run had computed already; null if the run was aborted early. */
   promptTokens: number | null;
   keptTokens: number | null;
+  /**
+   * With the option `keep` of a chat: the number of `keptTokens` that came from the browser's storage, or the `reason` why
+   * the stored cache could not be used. Null without `keep`.
+   */
+  restored: Omit<RestoredSession, "messages"> | null;
   tokensPerSecond: number | null;
   timeToFirstTokenMs: number | null;
   /** The time in which the device computed tokens, and the time in which their ids were copied to the page's memory. */
@@ -90,6 +96,7 @@ interface Answer extends AnswerChoice {
   prompt_tokens?: number;
   prompt_ids?: number[];
   kept_tokens?: number;
+  restored?: Omit<RestoredSession, "messages"> | null;
   tokens_per_second: number | null;
   time_to_first_token_ms: number | null;
   waiting_ms: number;
@@ -272,6 +279,7 @@ export class Run implements AsyncIterable<string> {
       choices,
       promptTokens: answer.prompt_tokens ?? answer.prompt_ids?.length ?? null,
       keptTokens: answer.kept_tokens ?? 0,
+      restored: answer.restored ?? null,
       tokensPerSecond: answer.tokens_per_second,
       timeToFirstTokenMs: answer.time_to_first_token_ms,
       waitingMs: answer.waiting_ms,
@@ -299,6 +307,7 @@ export class Run implements AsyncIterable<string> {
       choices,
       promptTokens: null,
       keptTokens: null,
+      restored: null,
       tokensPerSecond: null,
       timeToFirstTokenMs: null,
       waitingMs: null,

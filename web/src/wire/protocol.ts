@@ -342,6 +342,11 @@ export type CapstanEvent =
    * the next request that names a model loads it again.
    */
   | { kind: "damaged"; sources: string[]; shards: number; damaged: number[] }
+  /**
+   * Between two requests: what was computed for the conversation of this id (ChatRequest.keep) is stored. `evicted` are the
+   * ids that lost theirs for it; `reason` says why nothing was stored, else it is empty.
+   */
+  | { kind: "kept"; id: string; tokens: number; bytes: number; evicted: string[]; reason: string }
   /** With `row` it is of one of several answers. A chat's has the parts of the answer that it makes certain. */
   | {
       kind: "text";

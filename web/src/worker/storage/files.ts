@@ -4,7 +4,7 @@ import { EngineError } from "../../wire/errors";
 import { ByteReader } from "./chunk";
 import { lastAnswer, noteAnswer } from "./kept_folders";
 import { hubRefusal, inRepository, keepFile, keptFile, listed } from "./hub";
-import { Body, discardBody, isPage, pageError, refusalRemedy, shown, transient } from "./network";
+import { Body, checkFolder, discardBody, isPage, pageError, refusalRemedy, shown, transient } from "./network";
 import { pickedFile } from "./picked";
 import { requestedAhead, fetchedOnce } from "./prefetch";
 import { fetched } from "./source";
@@ -16,19 +16,21 @@ type Unreached = (reason: string) => void;
 
 const PAGE_BEGINS = /^\s*<(!doctype\s+html|html)/i;
 
-/** A whole file of at most this number of bytes. */
+/** A whole file of at most this number of bytes. `remedy` is for an answer without it; null if it is a model's file. */
 export async function fetchBytes(
   url: string,
   most: number,
   progress: Progress | null,
   unreached: Unreached,
+  remedy: string | null,
 ): Promise<Uint8Array> {
   const file = await pickedFile(url);
   if (file) return picked(url, file, most);
   if (file === null)
     throw new EngineError("ModelFileError", `${url} is not in the picked folder; pick the model's own`);
   const kept = await keptFile(url);
-  return kept ? bytesOf(kept) : whole(url, most, readable(url, await answered(url, unreached)), progress);
+  if (kept) return bytesOf(kept);
+  return whole(url, most, readable(url, await answered(url, unreached), remedy ?? checkFolder(url)), progress);
 }
 
 /** A whole file of at most this number of bytes, null if the server or the picked folder has none. */
@@ -135,17 +137,17 @@ async function whole(
   return content;
 }
 
-function readable(url: string, response: Response): Response {
-  if (isPage(response)) throw pageError(url);
+function readable(url: string, response: Response, remedy = checkFolder(url)): Response {
+  if (isPage(response)) throw pageError(url, remedy);
   if (response.ok && response.body) return response;
-  throw unreadable(url, response);
+  throw unreadable(url, response, remedy);
 }
 
-function unreadable(url: string, response: Response): EngineError {
+function unreadable(url: string, response: Response, remedy = checkFolder(url)): EngineError {
   discardBody(response);
   const passing = transient(response, url);
   if (passing) return passing;
   const why = hubRefusal(url, response);
-  const what = why ? `: ${why}` : ` cannot be read (HTTP ${response.status}); ${refusalRemedy(response, url)}`;
+  const what = why ? `: ${why}` : ` cannot be read (HTTP ${response.status}); ${refusalRemedy(response, remedy)}`;
   return new EngineError("ModelFileError", shown(url) + what);
 }

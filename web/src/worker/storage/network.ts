@@ -132,18 +132,18 @@ export function checkFolder(url: string): string {
     : "check that the whole model folder is there";
 }
 
-/** The remedy for an answer that refuses a file. */
-export function refusalRemedy({ status }: Response, url: string): string {
+/** The remedy for an answer that refuses a file; `otherwise` unless it asks for a login. */
+export function refusalRemedy({ status }: Response, otherwise: string): string {
   return status === 401 || status === 403
     ? "sign in to its server, or have it give the model's files without a login"
-    : checkFolder(url);
+    : otherwise;
 }
 
 /** The error of such a page in place of a file. */
-export function pageError(url: string): EngineError {
+export function pageError(url: string, remedy = checkFolder(url)): EngineError {
   return new EngineError(
     "ModelFileError",
-    `${shown(url)}: the server answers with an HTML page, as for addresses that it does not know; ${checkFolder(url)}`,
+    `${shown(url)}: the server answers with an HTML page, as for addresses that it does not know; ${remedy}`,
   );
 }
 

@@ -6,7 +6,7 @@ import { EngineError } from "../../wire/errors";
 import { fetchedBytes } from "../fetched_bytes";
 import { ByteReader, Chunk } from "./chunk";
 import { authorization, hubRefusal, listedIdentity } from "./hub";
-import { Body, discardBody, isPage, pageError, refusalRemedy, request, shown, transient } from "./network";
+import { Body, checkFolder, discardBody, isPage, pageError, refusalRemedy, request, shown, transient } from "./network";
 import { pickedFile } from "./picked";
 import { reportedSize } from "./whole";
 
@@ -103,7 +103,7 @@ export function fetched(url: string, init?: RequestInit & { headers?: Record<str
 function refused(url: string, response: Response): EngineError {
   const what =
     hubRefusal(url, response) ??
-    `the weights cannot be read (HTTP ${response.status}); ${refusalRemedy(response, url)}`;
+    `the weights cannot be read (HTTP ${response.status}); ${refusalRemedy(response, checkFolder(url))}`;
   return transient(response, url) ?? new EngineError("ModelFileError", `${shown(url)}: ${what}`);
 }
 
