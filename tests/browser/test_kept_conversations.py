@@ -81,6 +81,9 @@ def test_a_later_page_begins_with_what_was_kept(load: dict[str, Any], page: Page
     assert page.evaluate("() => llm.stats().restoredTokens") == later["restored"]["tokens"]
     plain = page.evaluate(ASK, [messages, GREEDY, 0])
     assert (plain["tokenIds"], plain["restored"]) == (unbroken["tokenIds"], None)
+    page.evaluate(ASK, [say([], LONG[20:]), GREEDY, 0])
+    again = page.evaluate(ASK, [messages, options, 0])
+    assert again == later, "also after another conversation in the same page"
 
 
 DAMAGE = "() => rewrite('.state', (bytes) => { bytes[9] ^= 4; return bytes; })"

@@ -52,6 +52,11 @@ export function told(error: unknown): string {
   return error instanceof CapstanError ? `${error.code}: ${message}` : message;
 }
 
+/** The first clause of a message, which says what is wrong; the remedy comes after it. */
+export function clause(message: string): string {
+  return message.split("; ", 1)[0]!;
+}
+
 export function milliseconds(value: number): string {
   return value < 1000 ? `${value.toFixed(0)} ms` : `${(value / 1000).toFixed(1)} s`;
 }

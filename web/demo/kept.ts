@@ -1,7 +1,7 @@
 // The computed states of conversations, which this browser keeps for later visits: the option, their bytes, their removal.
 
 import type { CapstanEvent, SavedSession } from "capstan-webgpu";
-import { button, bytes, element, say, told } from "./elements";
+import { button, bytes, clause, element, say, told } from "./elements";
 import type { Engine } from "./engine";
 
 type KeptEvent = Extract<CapstanEvent, { kind: "kept" }>;
@@ -53,7 +53,7 @@ export class KeptComputations {
     if (this.panel.open) void this.show();
     if (!reason || this.reasons.has(reason)) return "";
     this.reasons.add(reason);
-    return `This conversation will be computed again after a reload: ${reason}`;
+    return `This conversation will be computed again after a reload: ${clause(reason)}`;
   }
 
   private async show(): Promise<void> {

@@ -16,7 +16,7 @@ import { takePictures } from "../src/page/pictures";
 import { LoadMeter, type LoadProgress, loadStatus } from "../src/page/progress";
 import type { PictureData } from "../src/wire/protocol";
 import * as diagnostics from "./diagnostics";
-import { button, element, milliseconds } from "./elements";
+import { button, clause, element, milliseconds } from "./elements";
 import type { Engine } from "./engine";
 import { type Chosen, chosenKey, chosenModel, learn } from "./models";
 import { FormError, pointOutNothing, readProcessor, readSettings, systemText } from "./settings";
@@ -184,7 +184,7 @@ export class Running {
       data.unfinished = diagnostics.limited(result);
       this.last = { bursts: result.bursts ?? [], device: result.device };
       const unusable = result.restored?.reason;
-      chat.showStatus(unusable ? `Done; what was kept of this conversation could not be used: ${unusable}` : "Done");
+      chat.showStatus(unusable ? `Done; all of it was computed again: ${clause(unusable)}` : "Done");
       return result.finish_reason;
     } catch (error) {
       if (!signal.aborted) diagnostics.showNothingPrepared();
