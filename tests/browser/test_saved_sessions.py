@@ -365,7 +365,7 @@ def test_a_session_with_an_adapter_continues_after_a_reload_with_that_adapter_on
         assert "LoRA adapters" in each["restored"]["reason"]
         assert each["kept_tokens"] == 0
     assert same["restored"] == {**same["restored"], "tokens": before["saved"]["tokens"], "reason": ""}
-    assert same["kept_tokens"] > 20
+    assert same["kept_tokens"] > 15
     prompt = Tokenizer(Model(str(LORA))).encode("".join(f"{each['content']} " for each in messages))
     actions = [("adapter", "first"), ("append", prompt), ("generate", 8)]
     assert same["token_ids"] == oracle.drive(LORA, actions).picked
