@@ -414,7 +414,9 @@ def test_what_cannot_be_kept_is_told_in_one_line_and_once(context: BrowserContex
     for worker in (each for each in page.workers if each.url.endswith("/worker.js")):
         worker.evaluate("() => { FileSystemSyncAccessHandle.prototype.write = () => 0; }")
     answered(page, LONG)
-    expect(page.locator("#status")).to_contain_text("This conversation will be computed again after a reload: ")
-    answered(page, LONG)
+    expect(page.locator("#status")).to_have_text(
+        "This conversation will be computed again after a reload: the browser's storage for this origin is full"
+    )
+    answered(page, "more")
     page.wait_for_timeout(1500)
     expect(page.locator("#status")).to_have_text("Done")

@@ -15,8 +15,8 @@ export class KeptComputations {
   private readonly option = element("keep", HTMLInputElement);
   private readonly panel = element("this-page", HTMLDetailsElement);
   private readonly empty = button("Empty", () => void this.removeAll());
-  /** Why something was not kept; each reason is told once. */
-  private readonly reasons = new Set<string>();
+  /** Whether the user was told that something was not kept: once is enough. */
+  private told = false;
 
   constructor(private readonly engine: Engine) {
     element("keep-actions", HTMLElement).append(this.empty);
@@ -51,9 +51,10 @@ export class KeptComputations {
   /** Take the report of a computation that was kept, or not; returns what the user should read of it, else empty. */
   take({ reason }: KeptEvent): string {
     if (this.panel.open) void this.show();
-    if (!reason || this.reasons.has(reason)) return "";
-    this.reasons.add(reason);
-    return `This conversation will be computed again after a reload: ${clause(reason)}`;
+    if (!reason || this.told) return "";
+    this.told = true;
+    // The name of the file says nothing to the user.
+    return `This conversation will be computed again after a reload: ${clause(reason).replace(/^\S+\.state: /, "")}`;
   }
 
   private async show(): Promise<void> {
