@@ -22,8 +22,8 @@ from .state_format import SHARD, FileRows, SavedState, contents_of
 __all__ = ["AFTER", "BUDGET", "LEAST", "KeptConversations", "KeptNote", "Restored", "restore_stored"]
 
 LEAST = 256
-"""A state is kept, replaced or restored only if that spares this number of tokens: opening the files takes some 10 ms,
-in which a GPU computes as many tokens.
+"""A state is kept, replaced or restored only if that spares this number of tokens: for fewer, opening the files may
+take as long as computing the tokens. The number was chosen, not measured.
 """
 GROWTH = 4
 """A state is replaced once more than one of this number of tokens is new: all replacements of a growing conversation
