@@ -13,7 +13,7 @@ import onnx
 import pytest
 
 import capstan
-from capstan import ConfigError, ModelFileError, PictureError, Tokenizer, UnsupportedModelError, genai
+from capstan import ConfigError, FallbackWarning, ModelFileError, PictureError, Tokenizer, UnsupportedModelError, genai
 from capstan.generation.chat_prompt import ChatPrompts
 from capstan.generation.conversation import Conversation
 from capstan.picture.picture_file import Rgba
@@ -130,6 +130,14 @@ def test_a_repository_whose_parts_do_not_fit_is_refused_by_name(tmp_path: Path, 
     refused(UnsupportedModelError, "there is no multimodal processor for a repository", genai_processor)
     cut = {"role": "user", "content": [{"type": "image", "image": b"junk"}]}
     refused(PictureError, "picture 0 has 4 bytes that are not a picture", lambda: prompts_of(model).of([cut]))
+
+
+def test_a_search_that_capstan_lacks_is_told(tmp_path: Path) -> None:
+    target = copied(tmp_path)
+    stated = json.loads((target / "generation_config.json").read_text())
+    (target / "generation_config.json").write_text(json.dumps({**stated, "num_beams": 4}))
+    with pytest.warns(FallbackWarning, match=r"generation_config\.json says: num_beams=4 is not implemented"):
+        capstan.Model(str(target), device="cpu").close()
 
 
 def test_the_chat_template_of_a_processor_is_read(tmp_path: Path) -> None:

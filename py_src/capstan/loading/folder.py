@@ -239,7 +239,9 @@ async def find_seeing(host: Host, folder: str, config: bytes, dtype: str, keep: 
     generation, onnx = await asyncio.gather(
         host.read_optional(folder, "generation_config.json"), host.read_graph(folder, files[0], keep, progress)
     )
-    return FoundModel(seeing_config(config, generation, parse(onnx, folder + files[0]), files, folder), {DECODER: onnx})
+    found, in_vain = seeing_config(config, generation, parse(onnx, folder + files[0]), files, folder)
+    tell_in_vain(in_vain, folder)
+    return FoundModel(found, {DECODER: onnx})
 
 
 async def choose_dtype(

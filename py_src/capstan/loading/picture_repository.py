@@ -26,12 +26,14 @@ SEEING = ("decoder_model_merged", "embed_tokens", "vision_encoder")
 
 def seeing_config(
     config: bytes, generation: bytes | None, decoder: ModelProto, files: Sequence[str], folder: str
-) -> GenaiConfig:
-    """Make the genai_config.json for the files of SEEING. Raises ConfigError."""
+) -> tuple[GenaiConfig, tuple[str, ...]]:
+    """Make the genai_config.json for the files of SEEING, and list the options of generation_config.json that have no
+    effect. Raises ConfigError.
+    """
     root, _, fields = text_part(config, folder)
     vision = root.section("vision_config")
     described = {**fields, "model_type": root.text("model_type")}
-    found, _ = derived_config(json.dumps(described).encode(), generation, decoder, files[0], folder)
+    found, in_vain = derived_config(json.dumps(described).encode(), generation, decoder, files[0], folder)
     side, patch = field(vision, ("image_size",)), field(vision, ("patch_size",))
     scale = field(root, ("scale_factor",))
     placeholder = root.token("image_token_id", found.vocab_size)
@@ -50,4 +52,4 @@ def seeing_config(
         placeholder=placeholder,
         places=(side // patch) ** 2 // scale**2,
     )
-    return replace(found, vision=about)
+    return replace(found, vision=about), in_vain
