@@ -132,7 +132,7 @@ class Model:
         try:
             if place is not None:
                 self.draft_model = await Model.load(place, **draft_options(options, self.device_type))
-                require_draft_model(self, self.draft_model)
+                require_draft_model(self, self.draft_model, self.draft_model.graph.states)
             elif self.config.head is not None:
                 await self._take_head(head_source(path, options, self.device_type))
         except BaseException:
@@ -287,10 +287,10 @@ class Model:
         """
         length = self.config.context_length if max_length is None else max_length
         require_lengths(batch_size, length, self.config.context_length)
-        found, draft = self._open().memory.requirements(batch_size, length), self.draft_model
-        if draft is None:
-            return found
-        return replace(found, draft=draft.query_memory_requirements(1, min(length, draft.config.context_length)))
+        memory, draft = self._open().memory, self.draft_model
+        if draft is not None:
+            memory = replace(memory, draft=draft._open().memory)
+        return memory.requirements(batch_size, length)
 
     def alignment_requirements(self) -> AlignmentRequirements:
         """The alignments, in bytes, that buffers given to a generator need."""

@@ -24,6 +24,7 @@ from tests.repository_layout import CONFIG
 
 from . import downloads
 from .deadline import deadline
+from .drafts import drafts
 from .fleet_items import attack_fleet
 from .folders import folders
 from .options import attack_agents, attack_options
@@ -78,6 +79,7 @@ def attacks_here(share: Share) -> dict[str, Callable[[], Outcome]]:
         *tool_targets(),
         Target("downloads", downloads.good, downloads.script, downloads.run),
         folders,
+        drafts,
     ]
     return {
         **{target.kind: partial(attack_target, target, share) for target in kinds},

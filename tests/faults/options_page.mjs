@@ -29,6 +29,7 @@ const FILE = {
 const RESULTS = {
   load: LOADED,
   exec: { status: 0 },
+  plan: { fits: true, bytes: 9, draft_bytes: 4, max_length: 64, context_length: 64, largest_max_length: 64 },
   tokenizer: { text: "ab", ids: [1, 2] },
   models: { store: "opfs", files: [FILE], freed: 1 },
   load_embedder: { device: "wasm", pooling: "mean", max_tokens: 64 },
@@ -82,7 +83,7 @@ const load = { dtype: "q4", device: "wasm", capture: "off", runAhead: 2, recover
 /** The entrances, with good arguments. */
 const CALLS = {
   load: [
-    ["/m/", { ...load, verifyAfter: 5, cancelDeadline: 9, snapshot: true, onEvent: () => {} }],
+    ["/m/", { ...load, draftModel: "/s/", verifyAfter: 5, cancelDeadline: 9, snapshot: true, onEvent: () => {} }],
     (given) => Capstan.load(...given).then((llm) => llm.close()),
   ],
   hub: [
@@ -147,6 +148,10 @@ const CALLS = {
   decode: [[[1, 2, 3]], (given, llm) => llm.tokenizer.decode(...given)],
   count: [["once"], (given, llm) => llm.tokenizer.count(...given)],
   score: [["once", { context: "there", maxLength: 9 }], (given, llm) => llm.score(...given)],
+  fits: [
+    ["/m/", { dtype: "q4", device: "wasm", kvCacheDtype: "int8", draftModel: "/s/" }],
+    (given) => Capstan.fits(...given),
+  ],
   size: [["/models/m/", { hub: "http://hub.test" }], (given) => Capstan.models.size(...given)],
   remove: [
     ["/models/m/", { hub: "http://hub.test" }],
@@ -198,7 +203,7 @@ const CALLS = {
 };
 
 /** Calls whose values all show in what is sent, but those of UNSEEN. */
-const SHOWN = ["chat", "complete", "ids", "create", "forced", "session", "edit", "template", "decode", "score"];
+const SHOWN = ["chat", "complete", "ids", "create", "forced", "session", "edit", "template", "decode", "score", "fits"];
 /** A schema's name changes nothing; the options of `create` are a signal; no tools are the same as an empty list of them. */
 const UNSEEN = [/json_schema\.name$/, /^create\.1/, /^template\.1\.tools$/];
 

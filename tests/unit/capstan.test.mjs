@@ -689,18 +689,21 @@ test("a store that refuses is told, and its worker ends", async () => {
 test("whether a model fits is told before it is loaded", async () => {
   const told = { fits: false, reason: "too large", tight: "", device: "webgpu", bytes: 9, exact: true };
   const split = [{ name: "table", bytes: 8, parts: 0, why: "a node reads it whole" }];
-  const plan = { ...told, pools: {}, split };
+  const plan = { ...told, draft_bytes: 4, pools: {}, split };
   behaviour = ({ request, good }) => {
     if (request.kind === "plan") good({ ...plan, max_length: 64, context_length: 128, largest_max_length: null });
   };
   assert.deepEqual(await Capstan.fits("owner/name", { dtype: "q4f16", device: "webgpu" }), {
     ...told,
-    ...{ maxLength: 64, contextLength: 128, largestMaxLength: null, split },
+    ...{ draftBytes: 4, maxLength: 64, contextLength: 128, largestMaxLength: null, split },
   });
   const [{ model, ...request }] = asked;
   assert.deepEqual([model.repository, request], ["owner/name", { kind: "plan", dtype: "q4f16", device: "webgpu" }]);
   await unrequested();
   assert.equal(ended, 1);
+  await Capstan.fits("owner/name", { draftModel: "owner/small", hub: HUB });
+  const { draft_model: draft } = asked.at(-1);
+  assert.deepEqual([draft.repository, draft.hub], ["owner/small", `${HUB}/`]);
 });
 
 test("the tokenizer is the loaded model's", async () => {

@@ -163,6 +163,7 @@ class TestChoice:
             ("nano-qwen2", r"vocabularies differ: id 0 is '<\|endoftext\|>' in the draft model and '<s>' in the model"),
             ("families/lfm2", "it has states that each run overwrites"),
             ("vision/nano-gemma3-vl", "it is a model that sees"),
+            ("nano-llama", r"it is the same file, model\.onnx, whose drafts cost as much as its tokens; give"),
         ],
     )
     def test_other_models_are_refused_by_name(self, draft: str, said: str) -> None:

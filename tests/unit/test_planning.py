@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,12 @@ import pytest
 
 import capstan
 from capstan import ConfigError, DeviceUnavailableError, ModelFileError, OptionError
+from capstan.device.device_host import Planned
 from capstan.device.reference.reference_device import ReferenceDevice
 from capstan.local.local_host import LocalHost
+from capstan.memory import fits
 from capstan.model_files.genai_config import parse_genai_config, with_room
+from tests.unit.paper_load import ABLE
 
 NANO = Path(__file__).parents[1] / "fixtures" / "nano-llama"
 CONTEXT = 300
@@ -62,7 +66,7 @@ def test_the_host_is_asked_about_the_folder_and_the_lengths(
     config = with_room(parse_genai_config(file.read_bytes(), str(file)), options.get("max_length"))
     found: list[Any] = [plan(path, **options) for path in (str(folder), f"{folder}/", folder)]
     assert found == ["the host's answer"] * 3
-    assert asked == [(f"{folder}/", config, *expected, {})] * 3
+    assert asked == [(Planned(f"{folder}/", config, {}), None, *expected)] * 3
 
 
 @pytest.mark.parametrize(("batch_size", "max_length"), [(0, 1), (1, 0), (1, CONTEXT + 1)])
@@ -103,3 +107,53 @@ def test_on_cpython_there_is_the_reference_device(options: dict[str, str]) -> No
 def test_devices_of_a_page_are_refused_on_cpython(device: str, error: type[Exception]) -> None:
     with pytest.raises(error, match=f"^device (is )?'{device}'"):
         asyncio.run(capstan.open_device(device))
+
+
+@pytest.mark.parametrize("length", [64, 300, None])
+def test_a_draft_model_is_counted_as_the_loaded_models_count_it(length: int | None) -> None:
+    draft = str(NANO.with_name("nano-shape"))
+    model = capstan.Model(str(NANO), draft_model=draft)
+    loaded = model.query_memory_requirements(1, length)
+    model.close()
+    fit = plan(NANO, max_length=length, draft_model=draft)
+    assert fit.requirements == loaded
+    assert fit.requirements.draft == plan(draft, max_length=length).requirements
+    alone = plan(NANO, max_length=length).requirements
+    assert alone.draft is None
+    assert plan(NANO, max_length=length, draft_model=draft, budget=loaded.total.bytes)
+    over = plan(NANO, max_length=length, draft_model=draft, budget=loaded.total.bytes - 1)
+    assert (over.limit, over.value) == ("budget", loaded.total.bytes)
+
+
+def test_a_draft_model_that_is_too_large_is_named() -> None:
+    draft = NANO.with_name("nano-float")
+    need = plan(NANO, max_length=64, draft_model=draft).requirements
+    fit = plan(NANO, max_length=64, draft_model=draft, budget=need.total.bytes // 2)
+    assert fit.reason.startswith(f"draft model takes {need.total.bytes} bytes with batch_size 1 and max_length 256;")
+    assert fit.reason.endswith("; use a smaller draft model, or none")
+    assert need.draft is not None
+    [first, *others] = need.draft.items
+    large = replace(need.draft, items=(replace(first, bytes=ABLE.max_binding_size + 1), *others))
+    fit = fits(replace(need, draft=large), ABLE)
+    assert (fit.item, fit.value) == (f"draft model {first.name}", ABLE.max_binding_size + 1)
+    assert fit.reason.endswith("; use a smaller draft model, or none")
+
+
+@pytest.mark.parametrize(
+    ("draft", "said"),
+    [
+        ("nano-qwen2", r"vocabularies differ: id 0 is '<\|endoftext\|>' in the draft model and '<s>' in the model"),
+        ("families/lfm2", "it has states that each run overwrites"),
+        ("vision/nano-gemma3-vl", "it is a model that sees"),
+        ("nano-llama", r"it is the same file, model\.onnx, whose drafts cost as much"),
+        ("nothing", "nothing"),
+    ],
+)
+def test_a_draft_model_that_cannot_draft_is_refused_as_by_a_load(draft: str, said: str) -> None:
+    folder = str(NANO.parent / draft)
+    errors = []
+    for refused in (lambda: plan(NANO, draft_model=folder), lambda: capstan.Model(str(NANO), draft_model=folder)):
+        with pytest.raises(capstan.CapstanError, match=said) as error:
+            refused()
+        errors.append((type(error.value), str(error.value)))
+    assert errors[0] == errors[1]

@@ -112,7 +112,10 @@ MOST: dict[str, dict[str, Any]] = {
     "listen": {"language": "de", "task": "translate", "silence": 0.3, "threshold": 0.6, "interval": 2},
     "load_voice": {"dtype": "q4", "device": "auto", "disable_file_mapped_weights": True},
     "speak": {"voice": "af_heart", "speed": 1.5, "phonemes": True},
-    "plan": {"dtype": "q4", "device": "wasm", "kv_cache_dtype": "int4", "embedding_tables": "disk"},
+    "plan": {
+        **{"dtype": "q4", "device": "wasm", "kv_cache_dtype": "int4"},
+        **{"embedding_tables": "disk", "draft_model": "/models/small/"},
+    },
     "restore_session": TALK_OPTIONS,
     "open_session": {
         **TALK_OPTIONS,

@@ -10,13 +10,14 @@ import asyncio
 import hashlib
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar
 
-from ..device.device_host import Opening
+from ..device.device_host import Opening, Planned, fit_beside
 from ..device.device_interface import DeviceInterface
 from ..device.model_interface import DeviceModel
+from ..device.model_memory import ModelMemory
 from ..device.model_origin import ModelOrigin
 from ..device.noted_graphs import OpenWeights
 from ..device.table_reader import open_tables
@@ -41,7 +42,7 @@ from ..memory import Fit
 from ..model_files.bounded_json import MOST_BYTES
 from ..model_files.file_names import address_of, folder_address, split_name
 from ..model_files.file_names import gguf_address as gguf_place
-from ..model_files.genai_config import DECODER, GenaiConfig
+from ..model_files.genai_config import DECODER
 from ..model_files.hub import HubRepository
 from ..tape import WorkgroupLimits
 from ..weights.manifest import MANIFEST_SUFFIX
@@ -329,38 +330,51 @@ async def open_device(device: str) -> DeviceInterface:
 
 
 async def fit(
-    folder: str,
-    config: GenaiConfig,
+    model: Planned,
+    draft: Planned | None,
     device: str,
     batch_size: int,
     max_length: int | None,
     budget: int | None,
-    graphs: Mapping[str, bytes],
 ) -> Fit:
-    model = graphs.get(DECODER) or await read(folder, config.decoder.filename, MOST_GRAPH_BYTES)
-    data = address_of(folder, config.decoder.folder)
-
     async def fit_on(chosen: str, reason: str | None) -> Fit:
         if chosen == "wasm":
-            parsed = parse(model, config.decoder.filename)
-            found = prepare(parsed, config, ALL_WIDE)
-            program = program_of(found, config, host_calls.cpu()["threads"])
-            if isinstance(program, CpuProgram):
-                memory = program_memory(wasm_memory(wasm_device(), found, config), program)
-            else:
-                memory = wasm_memory(wasm_device(), prepare(parsed, config, host_calls.wide_bytes()), config)
-            return memory.fit(batch_size, max_length, budget)
+            return await fit_beside(cpu_memory, model, draft, batch_size, max_length, budget)
         engine = await host_calls.open_gpu()
         try:
-            buffers, largest = await binding_limits()
-            made = await rewrite(
-                model, config, lambda location: weight_file(data, location, None), buffers, None, largest
-            )
-            return webgpu_memory(WebGpuDevice(engine), made, config).fit(batch_size, max_length, budget)
+            memory_of = partial(gpu_memory, WebGpuDevice(engine))
+            return await fit_beside(memory_of, model, draft, batch_size, max_length, budget)
         finally:
             engine.close()
 
     return await on_device(device, *await choose_device(device), fit_on)
+
+
+async def cpu_memory(planned: Planned) -> ModelMemory:
+    """The memory of a model on the page's CPU."""
+    config = planned.config
+    parsed = parse(await graph_of(planned), config.decoder.filename)
+    found = prepare(parsed, config, ALL_WIDE)
+    program = program_of(found, config, host_calls.cpu()["threads"])
+    if isinstance(program, CpuProgram):
+        return program_memory(wasm_memory(wasm_device(), found, config), program)
+    return wasm_memory(wasm_device(), prepare(parsed, config, host_calls.wide_bytes()), config)
+
+
+async def gpu_memory(device: WebGpuDevice, planned: Planned) -> ModelMemory:
+    """The memory of a model on the page's GPU."""
+    config = planned.config
+    data = address_of(planned.folder, config.decoder.folder)
+    buffers, largest = await binding_limits()
+    graph = await graph_of(planned)
+    made = await rewrite(graph, config, lambda location: weight_file(data, location, None), buffers, None, largest)
+    return webgpu_memory(device, made, config)
+
+
+async def graph_of(planned: Planned) -> bytes:
+    """The contents of the decoder's graph file."""
+    found = planned.graphs.get(DECODER)
+    return found or await read(planned.folder, planned.config.decoder.filename, MOST_GRAPH_BYTES)
 
 
 async def size_of(url: str) -> int | None:

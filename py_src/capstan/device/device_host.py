@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ..host import Host, use_host
@@ -13,8 +13,9 @@ from ..memory import Fit
 from ..model_files.genai_config import GenaiConfig
 from .device_interface import DeviceInterface
 from .model_interface import DeviceModel, TapeOptions
+from .model_memory import ModelMemory
 
-__all__ = ["DeviceHost", "Opening", "current_device_host", "use_device_host"]
+__all__ = ["DeviceHost", "Opening", "Planned", "current_device_host", "fit_beside", "use_device_host"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,16 @@ class Opening:
     """The site's ready-made graphs."""
 
 
+@dataclass(frozen=True)
+class Planned:
+    """A model whose memory is computed from its graphs alone."""
+
+    folder: str
+    config: GenaiConfig
+    graphs: Mapping[str, bytes]
+    """As in Opening."""
+
+
 class DeviceHost(Host, Protocol):
     """A host that also opens devices; every host has files, a clock and waits."""
 
@@ -46,15 +57,29 @@ class DeviceHost(Host, Protocol):
 
     async def fit(
         self,
-        folder: str,
-        config: GenaiConfig,
+        model: Planned,
+        draft: Planned | None,
         device: str,
         batch_size: int,
         max_length: int | None,
         budget: int | None,
-        graphs: Mapping[str, bytes],
     ) -> Fit:
-        """Whether a model's sequences would fit the device, from its graphs alone; `graphs` as in Opening."""
+        """Whether a model's sequences would fit the device, beside its draft model if it has one."""
+
+
+async def fit_beside(
+    memory_of: Callable[[Planned], Awaitable[ModelMemory]],
+    model: Planned,
+    draft: Planned | None,
+    batch_size: int,
+    max_length: int | None,
+    budget: int | None,
+) -> Fit:
+    """`ModelMemory.fit` of a model beside its draft model, if it has one, on the device of `memory_of`."""
+    memory = await memory_of(model)
+    if draft is not None:
+        memory = replace(memory, draft=await memory_of(draft))
+    return memory.fit(batch_size, max_length, budget)
 
 
 _host: DeviceHost | None = None

@@ -179,12 +179,20 @@ class ModelMemory:
     """Tokens of the sequence that has to fit before a load begins; 0 is the shortest one."""
     most: int | None = None
     """Bytes that the device holds in all; None where it does not report them."""
+    draft: ModelMemory | None = None
+    """That of the draft model, which has one sequence."""
 
     def __post_init__(self) -> None:
         require_fed(self.description)
 
     def requirements(self, batch_size: int, max_length: int) -> MemoryRequirements:
-        """The memory of the weights and of `batch_size` sequences."""
+        """The memory of the weights and of `batch_size` sequences, and that of the draft model."""
+        found, draft = self._of_model(batch_size, max_length), self.draft
+        if draft is None:
+            return found
+        return replace(found, draft=draft.requirements(1, min(max_length, draft.context_length)))
+
+    def _of_model(self, batch_size: int, max_length: int) -> MemoryRequirements:
         capacity = capacity_for(max_length, self.context_length)
         if batch_size > 1 and self.joint(batch_size, capacity):
             together = self._requirements(batch_size, capacity, "joint")
@@ -241,11 +249,22 @@ class ModelMemory:
         """Compute `Fit.by_cache`. It is empty on the CPU, whose caches are of floats."""
         by_cache = {}
         for bits in self.description.fewer_bits if self.interface.type == "webgpu" else ():
-            smaller = replace(self, description=self.description.with_cache_bits(bits))
+            smaller = self._with_cache_bits(bits)
+            if smaller is None:
+                continue
             longest = smaller._planned(batch_size, length, budget).largest_max_length or 0
             if longest > (found.largest_max_length or 0):
                 by_cache[f"int{bits}"] = longest
         return by_cache
+
+    def _with_cache_bits(self, bits: int) -> ModelMemory | None:
+        """With caches of that type in the model and its draft model; None if the draft model cannot have them."""
+        draft = self.draft
+        if draft is not None:
+            if bits not in draft.description.fewer_bits:
+                return None
+            draft = replace(draft, description=draft.description.with_cache_bits(bits))
+        return replace(self, description=self.description.with_cache_bits(bits), draft=draft)
 
     def _in_parts(self, found: Fit, batch_size: int, length: int, budget: int | None) -> int:
         """Compute `Fit.in_parts`."""

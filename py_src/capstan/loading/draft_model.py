@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import OptionError
@@ -12,20 +13,20 @@ from .load_options import LoadOptions, taken
 from .opening import Source
 
 if TYPE_CHECKING:
-    from ..graph import GraphDescription
+    from ..graph import StateTensor
 
 __all__ = ["draft_options", "head_source", "require_draft_model", "without_head"]
 
 
-class Opened(Protocol):
-    """The part of a Model that is compared."""
-
-    folder: str
-    config: GenaiConfig
-    tokenizer_files: dict[str, str]
+class Compared(Protocol):
+    """The part of a Model that is compared, before or after its weights are loaded."""
 
     @property
-    def graph(self) -> GraphDescription: ...
+    def folder(self) -> str: ...
+    @property
+    def config(self) -> GenaiConfig: ...
+    @property
+    def tokenizer_files(self) -> dict[str, str]: ...
 
 
 def draft_options(options: LoadOptions, device: str) -> LoadOptions:
@@ -51,14 +52,19 @@ def without_head(model: str, why: str) -> None:
     fall_back(f"the multi-token-prediction head of {model}", why, "each step picks one token; the tokens are the same")
 
 
-def require_draft_model(model: Opened, draft: Opened) -> None:
-    """Raise OptionError unless `draft` can draft tokens for `model`: it does not see, its sequences can be cut, and
-    each id that both models have is the same token.
+def require_draft_model(model: Compared, draft: Compared, states: Sequence[StateTensor]) -> None:
+    """Raise OptionError unless `draft`, whose graph has these `states`, can draft tokens for `model`: it is another
+    model that does not see, its sequences can be cut, and each id that both models have is the same token.
     """
     what = f"draft_model {draft.folder} cannot draft for {model.folder}"
+    if (draft.folder, draft.config.graph_files) == (model.folder, model.config.graph_files):
+        raise OptionError(
+            f"{what}: it is the same file, {draft.config.decoder.filename}, whose drafts cost as much as its tokens; "
+            "give a smaller model of the same family"
+        )
     if draft.config.vision is not None:
         raise OptionError(f"{what}: it is a model that sees, and drafts follow from text only; give a model of text")
-    if draft.graph.states:
+    if states:
         raise OptionError(
             f"{what}: it has states that each run overwrites, so that refused drafts cannot be taken back; give a "
             "model with key/value caches only"

@@ -7,14 +7,15 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..device.device_host import Opening
+from ..device.device_host import Opening, Planned, fit_beside
 from ..device.device_interface import DeviceInterface
 from ..device.model_interface import DeviceModel
+from ..device.model_memory import ModelMemory
 from ..device.model_origin import ModelOrigin
 from ..errors import DeviceUnavailableError, OptionError
 from ..guidance import TokenBytes, TokenWalks
@@ -25,7 +26,7 @@ from ..loading.repository import ON_CPU
 from ..memory import Fit
 from ..model_files.bounded_json import MOST_BYTES
 from ..model_files.file_names import is_gguf, split_name
-from ..model_files.genai_config import DECODER, GenaiConfig
+from ..model_files.genai_config import DECODER
 from ..model_files.hub import HubRepository
 from ..weights.manifest import MANIFEST_SUFFIX
 from ..weights.weight_file import WeightFile
@@ -203,19 +204,22 @@ class LocalHost:
 
     async def fit(
         self,
-        folder: str,
-        config: GenaiConfig,
+        model: Planned,
+        draft: Planned | None,
         device: str,
         batch_size: int,
         max_length: int | None,
         budget: int | None,
-        graphs: Mapping[str, bytes],
     ) -> Fit:
         require_reference(device)
         from ..device.reference.reference_model import reference_memory  # noqa: PLC0415  (in the extra `reference`)
 
-        model = graphs.get(DECODER) or await self.read(folder, config.decoder.filename, MOST_GRAPH_BYTES)
-        return reference_memory(model, config).fit(batch_size, max_length, budget)
+        async def memory_of(planned: Planned) -> ModelMemory:
+            file = planned.config.decoder.filename
+            graph = planned.graphs.get(DECODER) or await self.read(planned.folder, file, MOST_GRAPH_BYTES)
+            return reference_memory(graph, planned.config)
+
+        return await fit_beside(memory_of, model, draft, batch_size, max_length, budget)
 
 
 def is_there(path: Path) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..errors import OptionError, OutOfMemoryError
 from .info import Limits
@@ -21,6 +21,7 @@ LIMITS = {
 MOST_REPORTED = 8 << 30
 """Browsers report at most this size for larger machines; some report more."""
 FLOAT_BYTES = 4
+DRAFT = "draft model"
 SHARE = 2
 """A page that takes more than this fraction (1 / N) of a small machine's memory is at risk."""
 
@@ -35,7 +36,7 @@ class Fit:
     limit: str | None = None
     """'max_binding_size', 'max_buffer_size' or 'budget'; None if everything fits."""
     item: str | None = None
-    """The tensor that exceeds it, or the largest pool for a budget."""
+    """The tensor that exceeds it, or for a budget the largest pool, of which the draft model is one."""
     value: int = 0
     allowed: int = 0
     largest_max_length: int | None = None
@@ -107,6 +108,8 @@ class Fit:
             return ", or ".join(ways)
         need = self.requirements
         breaking = self if self.shortest is None else self.shortest
+        if (breaking.item or "").startswith(DRAFT):
+            return "use a smaller draft model, or none"
         weights = {item.name for item in breaking.requirements.pool("weights")} | {"weights"}
         if breaking.item in weights:
             whole = {each.name: each.why for each in breaking.requirements.split if each.why}
@@ -170,12 +173,14 @@ def plan(
 
 
 def _broken(need: MemoryRequirements, limits: Limits, budget: int | None) -> Iterator[Fit]:
-    for item in need.items:
+    draft = () if need.draft is None else need.draft.items
+    for item in (*need.items, *(replace(item, name=f"{DRAFT} {item.name}") for item in draft)):
         for limit in ("max_binding_size", "max_buffer_size"):
             allowed: int = getattr(limits, limit)
             if item.bytes > allowed:
                 yield Fit(need, limit, item.name, item.bytes, allowed)
     if budget is not None and need.total.bytes > budget:
         pools = {name: getattr(need, name).bytes for name in ("weights", "scratch", "persistent", "io")}
+        pools |= {} if need.draft is None else {DRAFT: need.draft.total.bytes}
         largest = max(pools, key=pools.__getitem__)
         yield Fit(need, "budget", largest, need.total.bytes, budget)

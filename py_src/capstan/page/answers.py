@@ -315,7 +315,9 @@ async def operations(session: PageSession, request: OperationsRequest) -> dict[s
 
 async def planned(session: PageSession, request: PlanRequest) -> dict[str, Any]:
     """Whether a model would fit, before its weights are read."""
-    return await plan_for(folder_of(request["model"]), CHAT_LENGTH, **taken(FitOptions, request))
+    place = request.get("draft_model")
+    draft = None if place is None else folder_of(place)
+    return await plan_for(folder_of(request["model"]), draft, CHAT_LENGTH, **taken(FitOptions, request))
 
 
 async def end_session(session: PageSession, request: EndSessionRequest) -> None:

@@ -59,13 +59,15 @@ async def emit_alternatives(
             before = [*before, token][-CONTEXT_TOKENS:]
 
 
-async def plan_for(folder: str | HubRepository, length: int, **options: Unpack[FitOptions]) -> dict[str, Any]:
-    """Whether a model and a sequence of `length` tokens, or of the model's context if that is shorter, would fit the
-    device.
+async def plan_for(
+    folder: str | HubRepository, draft: str | HubRepository | None, length: int, **options: Unpack[FitOptions]
+) -> dict[str, Any]:
+    """Whether a model, its draft model, and a sequence of `length` tokens, or of the model's context if that is
+    shorter, would fit the device.
     """
-    whole = await plan(folder, **options)
+    whole = await plan(folder, draft_model=draft, **options)
     context = whole.requirements.max_length
-    fit = whole if context <= length else await plan(folder, **options, max_length=length)
+    fit = whole if context <= length else await plan(folder, draft_model=draft, **options, max_length=length)
     need = fit.requirements
     return {
         "device": need.device,
@@ -77,6 +79,7 @@ async def plan_for(folder: str | HubRepository, length: int, **options: Unpack[F
         "largest_max_length": whole.largest_max_length,
         "bytes": need.total.bytes,
         "exact": need.total.exact,
+        "draft_bytes": 0 if need.draft is None else need.draft.total.bytes,
         "split": [
             {"name": each.name, "bytes": each.bytes, "parts": each.parts, "why": each.why} for each in need.split
         ],

@@ -70,12 +70,16 @@ ModelFolder = str | HubRepository
 Message = dict[str, Any]
 
 
-class ModelRequest(RequestOptions, AdaptedOptions):
-    """The model of a request and its options."""
+class DraftedModel(TypedDict):
+    """A model, and the model that drafts for it."""
 
     model: ModelFolder
     draft_model: NotRequired[ModelFolder | None]
     """A smaller model of the same vocabulary, which drafts tokens that the model verifies; null for none."""
+
+
+class ModelRequest(RequestOptions, AdaptedOptions, DraftedModel):
+    """The model of a request and its options."""
 
 
 class RunRequest(ModelRequest, SequenceOptions, AnswerOptions):
@@ -189,11 +193,10 @@ class OperationsRequest(ModelRequest):
     kind: Literal["operations"]
 
 
-class PlanRequest(FitOptions):
+class PlanRequest(FitOptions, DraftedModel):
     """Report whether a model would fit, before its weights are read."""
 
     kind: Literal["plan"]
-    model: ModelFolder
 
 
 class EndSessionRequest(TypedDict):

@@ -34,10 +34,26 @@ MEMORY = (
     Mutation(
         "model_memory.no_smaller_caches",
         "py_src/capstan/device/model_memory.py",
-        """replace(self, description=self.description.with_cache_bits(bits))""",
+        """replace(self, description=self.description.with_cache_bits(bits), draft=draft)""",
         """self""",
         "the lengths that smaller caches allow are not told",
         unit("large_models::test_caches_that_do_not_fit_are_told_with_the_longest_that_do"),
+    ),
+    Mutation(
+        "model_memory.draft_forgotten",
+        "py_src/capstan/device/device_host.py",
+        "memory = replace(memory, draft=await memory_of(draft))",
+        "await memory_of(draft)",
+        "a plan does not count the memory of the draft model",
+        unit("planning::test_a_draft_model_is_counted_as_the_loaded_models_count_it"),
+    ),
+    Mutation(
+        "model_memory.draft_unnamed",
+        "py_src/capstan/memory/fit.py",
+        "for item in (*need.items, *(replace(item, name=f\"{DRAFT} {item.name}\") for item in draft)):",
+        "for item in need.items:",
+        "a tensor of the draft model may be larger than the device binds",
+        unit("planning::test_a_draft_model_that_is_too_large_is_named"),
     ),
     Mutation(
         "quantized_caches.scale_forgotten",

@@ -138,9 +138,10 @@ export const storedId: Kind = {
 export const messageList = listOf("objects with role and content", object);
 /** The kinds of the options of a model's place. */
 export const PLACE_KINDS = { hub: orNull(text), revision: text, token: text };
+export const DRAFT_KIND = either(text, object);
 /** The kinds of ModelOptions. */
 export const MODEL_KINDS: Kinds = {
-  ...{ ...PLACE_KINDS, ...PAGE_KINDS, ...GENERATOR_KINDS, maxLength: number, draftModel: either(text, object) },
+  ...{ ...PLACE_KINDS, ...PAGE_KINDS, ...GENERATOR_KINDS, maxLength: number, draftModel: DRAFT_KIND },
 };
 const REPOSITORY = /^[\w.-]+\/[\w.-]+(:[^?#]+\.gguf)?$/i;
 /** The hub of ids without another, as capstan.model_files.hub.HUGGING_FACE. */
@@ -181,7 +182,7 @@ export function modelFolder(model: ModelFolder, options: ModelOptions, page: str
 
 /** The draft model as the worker knows it; its id is of the model's hub, on the main branch. */
 export function draftFolder({ draftModel, hub }: ModelOptions, page: string): string | HubRepository {
-  const folder = modelFolder(draftModel!, hub === undefined ? {} : { hub }, page);
+  const folder = reading("draftModel", () => modelFolder(draftModel!, hub === undefined ? {} : { hub }, page));
   if (typeof folder === "string" || "repository" in folder) return folder;
   throw refused("draftModel was picked; it must be an address or a hub's id");
 }

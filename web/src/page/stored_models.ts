@@ -5,7 +5,15 @@ import { type Kinds, signal, text } from "./kinds";
 import { knownModels, type KnownModel } from "./known_models";
 import { ask, pageAddress, startOptions } from "./load_in_worker";
 import { FIT_KINDS as FITTING, type ModelFitOptions } from "./model_options";
-import { HUGGING_FACE, modelFolder, type ModelOptions, PLACE_KINDS, requested } from "./options";
+import {
+  DRAFT_KIND,
+  draftFolder,
+  HUGGING_FACE,
+  modelFolder,
+  type ModelOptions,
+  PLACE_KINDS,
+  requested,
+} from "./options";
 import { reading, readOptions } from "./arguments";
 import type {
   FitOptions as Asked,
@@ -37,7 +45,8 @@ export interface StoredOptions extends Pick<ModelOptions, "hub"> {
   signal?: AbortSignal;
 }
 
-export interface FitOptions extends StoredOptions, ModelFitOptions, Pick<ModelOptions, "revision" | "token"> {}
+type FitPlace = Pick<ModelOptions, "revision" | "token" | "draftModel">;
+export interface FitOptions extends StoredOptions, ModelFitOptions, FitPlace {}
 
 /** Whether a model fits a machine; `bytes` is an estimate unless `exact`. */
 export interface Fit {
@@ -50,6 +59,8 @@ export interface Fit {
   /** Memory of the device for the weights and a conversation of `maxLength` tokens. */
   bytes: number;
   exact: boolean;
+  /** The part of `bytes` for the draft model and its conversation; 0 without one. */
+  draftBytes: number;
   maxLength: number;
   contextLength: number;
   /** The longest conversation that would fit; null if no length fits. */
@@ -76,7 +87,7 @@ export interface Models {
 }
 
 const STORED_KINDS: Kinds = { hub: PLACE_KINDS.hub, assetsUrl: text, signal };
-const FIT_KINDS: Kinds = { ...STORED_KINDS, ...PLACE_KINDS, ...FITTING };
+const FIT_KINDS: Kinds = { ...STORED_KINDS, ...PLACE_KINDS, ...FITTING, draftModel: DRAFT_KIND };
 /** Stands for all models: no model's name is that. */
 const ALL = "*";
 export const models: Models = Object.assign(knownModels, {
@@ -98,11 +109,24 @@ export const models: Models = Object.assign(knownModels, {
 export async function fits(model: ModelFolder, given: FitOptions = {}): Promise<Fit> {
   const options = readOptions("the options", given, FIT_KINDS);
   const folder = reading("the model", () => modelFolder(model, options, pageAddress()));
-  const asking = { kind: "plan", model: folder, ...requested<Asked>(options, FITTING) } as const;
+  const draft = options.draftModel === undefined ? {} : { draft_model: draftFolder(options, pageAddress()) };
+  const asking = { kind: "plan", model: folder, ...draft, ...requested<Asked>(options, FITTING) } as const;
   const plan = await asked(options, (ask) => ask<PlanResult>(asking));
   const { max_length: maxLength, context_length: contextLength, largest_max_length: largestMaxLength } = plan;
-  const { fits, reason, tight, device: found, bytes, exact, split } = plan;
-  return { fits, reason, tight, device: found, bytes, exact, maxLength, contextLength, largestMaxLength, split };
+  const { fits, reason, tight, device: found, bytes, exact, draft_bytes: draftBytes, split } = plan;
+  return {
+    fits,
+    reason,
+    tight,
+    device: found,
+    bytes,
+    exact,
+    draftBytes,
+    maxLength,
+    contextLength,
+    largestMaxLength,
+    split,
+  };
 }
 
 /** The stored files of a model, or of all, after `action`. */

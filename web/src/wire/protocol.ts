@@ -73,6 +73,8 @@ export interface PlanResult {
   /** All of it; an estimate unless `exact`. */
   bytes: number;
   exact: boolean;
+  /** The part of `bytes` for the draft model; 0 without one. */
+  draft_bytes: number;
   /** Weights larger than a binding of the GPU adapter: the number of their parts, or 0 and why they stay whole. */
   split: { name: string; bytes: number; parts: number; why: string }[];
   pools: Record<"weights" | "persistent" | "io" | "scratch", number>;
