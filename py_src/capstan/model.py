@@ -27,11 +27,12 @@ from .errors import (
 from .fallback import fall_back
 from .guidance import Encoder, SpecialTokens, TokenBytes, TokenWalks, special_tokens, vocabulary
 from .host.leaving import Leaving, when_dropped
-from .loading.draft_model import draft_options, head_source, require_draft_model, without_head
+from .loading.draft_model import draft_source, head_source, require_draft_model, without_head
 from .loading.load_options import LoadOptions
 from .loading.opening import Opened, Source, open_model, opened_again, search_options, set_stall_timeout, source_of
 from .memory import AlignmentRequirements, DeviceBuffer, DeviceSpan, MemoryRequirements, Pools
 from .model_files.genai_config import DECODER
+from .stages.native_speculation import configured_speculative
 from .tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -81,11 +82,15 @@ class Model:
         """Load a model without blocking; see the class for the arguments and errors."""
         host = current_device_host()
         set_stall_timeout(host, options.get("stall_timeout"))
-        source, limit = source_of(path, options), checked_limit(options.get("prefix_cache", 0))
-        opened = await open_model(host, source, Tokenizer.of_folder)
-        model = cls.__new__(cls)
-        model._set(host, opened, limit)
+        model = await cls._opened(host, source_of(path, options), checked_limit(options.get("prefix_cache", 0)))
         await model._take_draft_model(path, options)
+        return model
+
+    @classmethod
+    async def _opened(cls, host: DeviceHost, source: Source, prefix_limit: int) -> Model:
+        """A model without its draft model."""
+        model = cls.__new__(cls)
+        model._set(host, await open_model(host, source, Tokenizer.of_folder), prefix_limit)
         return model
 
     def _set(self, host: DeviceHost, opened: Opened, prefix_limit: int) -> None:
@@ -121,17 +126,22 @@ class Model:
         self._special_tokens: SpecialTokens | None = None
         self._encoder: Encoder | None = None
         self.search = search_options(config)
+        self.speculative = configured_speculative(config.speculative, config.name)
+        """The options of speculation by onnxruntime-genai's names, from the model's files."""
         self.draft_model: Model | None = None
         """The small model that drafts tokens for this one, or this model's multi-token-prediction head."""
 
     async def _take_draft_model(self, path: Any, options: LoadOptions) -> None:
-        """Load the draft model, if there is one, or else the head; on failure this model is closed. A head that cannot
-        be loaded is left out, with a warning.
+        """Load the caller's draft model or that of the folder, or else the head; on failure this model is closed.
+        A head that cannot be loaded is left out, with a warning.
         """
-        place = options.get("draft_model")
+        given = options.get("draft_model") is not None
+        if given:
+            self.speculative |= {"ngram_size": 0.0, "ngram_chained_lookup": False}
         try:
-            if place is not None:
-                self.draft_model = await Model.load(place, **draft_options(options, self.device_type))
+            if given or self.config.draft is not None:
+                source = draft_source(path, options, self.device_type)
+                self.draft_model = await Model._opened(self.host, source, 0)
                 require_draft_model(self, self.draft_model, self.draft_model.graph.states)
             elif self.config.head is not None:
                 await self._take_head(head_source(path, options, self.device_type))
@@ -150,6 +160,11 @@ class Model:
             return
         self.draft_model = Model.__new__(Model)
         self.draft_model._set(self.host, opened, 0)
+
+    @property
+    def has_draft_model(self) -> bool:
+        """Whether a model drafts tokens for this one that is not its multi-token-prediction head."""
+        return self.draft_model is not None and not self.draft_model.is_head
 
     @property
     def is_head(self) -> bool:

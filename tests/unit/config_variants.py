@@ -45,6 +45,22 @@ def decoder(name: str, value: Any) -> Callable[[str], str]:
     return model(f"decoder__{name}", value)
 
 
+def speculative(name: str, value: Any) -> Callable[[str], str]:
+    return top("speculative", {name: value})
+
+
+def draft(filename: str, text: str, **fields: Any) -> str:
+    """The file with a draft model on the CPU, whose section is the decoder's with other values."""
+    cpu: dict[str, Any] = {"provider_options": []}
+    section = {**json.loads(text)["model"]["decoder"], "filename": filename, "session_options": cpu, **fields}
+    return changed(text, model__draft=section, model__decoder__session_options=cpu)
+
+
+def searched(text: str) -> str:
+    """The file with a draft model and a search of the sequence."""
+    return changed(draft("copy.onnx", text), speculative={"ngram_size": 3})
+
+
 def written(*values: Any) -> list[tuple[str, Any]]:
     """Values with the text that a variant's name shows of them."""
     return [("missing" if value is GONE else json.dumps(value), value) for value in values]
@@ -123,6 +139,27 @@ VARIANTS: dict[str, Callable[[str], str]] = {
     **variants(
         decoder, "model.decoder", "session_options.provider_options", [], {}, [{"xyz": {}}], [{"cuda": {}}], [5]
     ),
+    # Speculation.
+    **variants(speculative, "speculative", "ngram_size", 3, 3.0, 3.5, 0, 1, 2, 16, 17, -1, "3", None, True),
+    **variants(speculative, "speculative", "max_draft_tokens", 5, 16, 17, 0, True),
+    **variants(speculative, "speculative", "ngram_chained_lookup", False, True, 1),
+    **variants(speculative, "speculative", "min_adaptive_k", 2, 0, 17),
+    **variants(speculative, "speculative", "cooldown", True, 1),
+    **variants(speculative, "speculative", "foo", 1),
+    **{f"speculative {shown}": top("speculative", value) for shown, value in written(None, [], 3)},
+    "speculative of all": top("speculative", {"ngram_size": 2, "max_draft_tokens": 6, "ngram_chained_lookup": True}),
+    "speculative.ngram_size 3 and num_beams 2": lambda text: changed(
+        text, speculative={"ngram_size": 3}, search__num_beams=2
+    ),
+    "model.draft another file": partial(draft, "copy.onnx"),
+    "model.draft the same file": partial(draft, "model.onnx"),
+    "model.draft a missing file": partial(draft, "nothing.onnx"),
+    "model.draft with other sizes": partial(draft, "copy.onnx", head_size=8),
+    "model.draft on WebGPU": partial(draft, "copy.onnx", session_options={"provider_options": [{"webgpu": {}}]}),
+    "model.draft and speculative.ngram_size 3": searched,
+    **variants(model, "model", "draft", {}, None, [], {"filename": "copy.onnx"}),
+    **variants(model, "model", "dflash2", {"filename": "nothing.onnx"}),
+    **variants(model, "model", "dspark", {"filename": "nothing.onnx"}),
     # The file.
     **{f"{name} {{}}": top(name, {}) for name in ("engine", "other", "speculative")},
     **{f"model {shown}": partial(changed, model=value) for shown, value in written(GONE, None, {})},

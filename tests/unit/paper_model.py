@@ -19,6 +19,7 @@ from capstan.device.shortlist import ScoredToken, Shortlist
 from capstan.errors import DeviceLostError, OptionError, OutOfMemoryError
 from capstan.host.leaving import Leaving
 from capstan.model import Model
+from capstan.stages.native_speculation import SPECULATIVE
 from capstan.stages.sampling import NO_TOKEN
 from capstan.stages.search import SearchOptions
 from capstan.stages.speculation_options import Speculation
@@ -509,6 +510,11 @@ class PaperModel:
         self.speech_encoder = None
         self.draft_model: PaperModel | None = None
         self.is_head = False
+        self.speculative = dict(SPECULATIVE)
+
+    @property
+    def has_draft_model(self) -> bool:
+        return self.draft_model is not None and not self.draft_model.is_head
 
     async def decoder(self, capacity: int, given: object = None) -> PaperDecoder:
         if self.gate is not None:

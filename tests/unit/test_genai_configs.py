@@ -76,7 +76,7 @@ def outcome(og: ModuleType, folder: Path, name: str) -> Any:
         tokenizer = og.Tokenizer(model)
         ids = tokenizer.bos_token_id, [int(end) for end in tokenizer.eos_token_ids], tokenizer.pad_token_id
         params = og.GeneratorParams(model)
-        options = params.get_search_options()
+        options, speculative = params.get_search_options(), params.get_speculative_options()
         rows = int(options["batch_size"])
         generator = og.Generator(model, params)
         generator.append_tokens(np.array([PROMPT] * rows, np.int32))
@@ -86,4 +86,4 @@ def outcome(og: ModuleType, folder: Path, name: str) -> Any:
         sequences = [generator.get_sequence(row).tolist() for row in range(rows)]
     except RuntimeError:
         return "refused"
-    return model.type, model.device_type, ids, options, sequences, generator.is_done()
+    return model.type, model.device_type, ids, options, speculative, sequences, generator.is_done()

@@ -33,7 +33,7 @@ class Generator:
     def __init__(self, model: Model, params: GeneratorParams, /) -> None:
         chosen = params.of_capstan()
         self.capstan = CapstanGenerator(model.capstan, chosen)
-        self._rows = chosen.rows
+        self._rows, self._by_model = chosen.rows, chosen.drafts_by_model
         self._pad = model.capstan.config.pad_token_id
         self._vocabulary = model.capstan.config.vocab_size
         self._type, self._config = model.type, model.capstan.config
@@ -233,4 +233,4 @@ class Generator:
 
     def get_speculative_stats(self) -> dict[str, Any]:
         """Statistics of speculation by the native package's names; all 0 if it is off."""
-        return speculation_stats(self.capstan.speculation)
+        return speculation_stats(self.capstan.speculation, self._by_model)

@@ -7,11 +7,9 @@ import struct
 from typing import Any
 
 from ..errors import OptionError
-from ..fallback import fall_back
 from ..generation.generator_params import GeneratorParams as CapstanParams
-from ..stages import Option
+from ..stages.native_speculation import checked_speculative, speculation_of
 from ..stages.search import SearchOptions
-from ..stages.speculation_options import MAX_DRAFTS, SPECULATION_OPTIONS, Speculation
 from .genai_model import Model
 
 __all__ = ["GeneratorParams"]
@@ -26,15 +24,6 @@ ABSENT: dict[str, float | bool] = {"past_present_share_buffer": False, "top_p": 
 """The native package's values of options that a file omits, if they differ from Capstan's; a top_p of 0 means off, like
 1.
 """
-SPECULATIVE: dict[str, float | bool] = {
-    "max_draft_tokens": 4.0,
-    "ngram_size": 0.0,
-    "ngram_chained_lookup": False,
-    "min_adaptive_k": 0.0,
-    "cooldown": False,
-}
-READ = {option.name: option.read for option in (*SPECULATION_OPTIONS, Option.integer("min_adaptive_k", 1, MAX_DRAFTS))}
-"""The checks of number options; 0 turns each off except max_draft_tokens."""
 
 
 class GeneratorParams:
@@ -51,7 +40,7 @@ class GeneratorParams:
         self._defaults = {
             name: shown(configured.get(name, ABSENT.get(name, getattr(search, name)))) for name in NATIVE
         } | {"max_length": shown(search.max_length)}
-        self._speculative = dict(SPECULATIVE)
+        self._speculative = dict(model.capstan.speculative)
         self._guidance: tuple[str, str, bool] | None = None
 
     def get_search_options(self) -> dict[str, float | bool]:
@@ -91,28 +80,12 @@ class GeneratorParams:
         params.set_search_options(**self._given)
         if self._guidance is not None:
             params.set_guidance(*self._guidance)
-        chosen = self._speculation()
-        if chosen is not None:
+        model = self._model.capstan
+        chosen = speculation_of(self._speculative, model.has_draft_model)
+        # A multi-token-prediction head drafts unless the file or the caller said otherwise.
+        if chosen is not None or model.draft_model is None or model.speculative["ngram_size"]:
             params.set_speculation(chosen)
         return params
-
-    def _speculation(self) -> Speculation | None:
-        """Convert the options of speculation to capstan's Speculation; None if it is off. Raises OptionError for
-        options that do not fit together.
-        """
-        asked = self._speculative
-        if not asked["ngram_size"]:
-            if asked["ngram_chained_lookup"]:
-                raise OptionError("ngram_chained_lookup is True and ngram_size is 0; set ngram_size from 2 to 16")
-            return None
-        if asked["min_adaptive_k"] and asked["min_adaptive_k"] < asked["max_draft_tokens"]:
-            fall_back(
-                f"steps of min_adaptive_k ({asked['min_adaptive_k']:g}) drafts",
-                "a step has a fixed number of positions",
-                f"each step drafts up to max_draft_tokens ({asked['max_draft_tokens']:g}), or nothing if that is slow",
-            )
-        size, most = int(asked["ngram_size"]), int(asked["max_draft_tokens"])
-        return Speculation(size, most, bool(asked["ngram_chained_lookup"]))
 
 
 def shown(value: Any) -> float | bool:
@@ -146,18 +119,3 @@ def checked_option(name: str, value: Any) -> Any:
     if isinstance(usual, int) and not number.is_integer():
         raise OptionError(f"{name} is {value!r}; it must be a whole number")
     return value
-
-
-def checked_speculative(name: str, value: Any) -> float | bool:
-    """Check the value of an option of speculation. Raises OptionError for an unknown name, another type, or a value out
-    of range.
-    """
-    if name not in SPECULATIVE:
-        raise OptionError(f"{name!r} is not a speculative option; the options are {', '.join(SPECULATIVE)}")
-    if isinstance(SPECULATIVE[name], bool):
-        if not isinstance(value, bool):
-            raise OptionError(f"{name} is {value!r}; it must be True or False")
-        return value
-    if value == 0 and name != "max_draft_tokens" and not isinstance(value, bool):
-        return 0.0
-    return float(READ[name](value))

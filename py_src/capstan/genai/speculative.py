@@ -32,14 +32,19 @@ HISTOGRAM = 8
 """The number of steps that accepted 0, 1, ... drafts; the last entry counts all others."""
 
 
-def speculation_stats(stats: SpeculationStats | None) -> dict[str, Any]:
-    """All counts of the native package by name; 0 for those that Capstan does not keep."""
+def speculation_stats(stats: SpeculationStats | None, by_model: bool = False) -> dict[str, Any]:
+    """All counts of the native package by name; 0 for those that Capstan does not keep. Drafts are the draft model's if
+    they are `by_model`, else found in the sequence.
+    """
     counts: dict[str, Any] = dict.fromkeys(COUNTS, 0)
     quotients: dict[str, Any] = dict.fromkeys(QUOTIENTS, 0.0)
     histogram = [0] * HISTOGRAM
     if stats is not None:
         counts |= counts_of(stats)
         quotients |= quotients_of(stats)
+        if not by_model:
+            counts |= lookups_of(stats)
+            quotients["total_ngram_lookup_ms"] = stats.drafting_ms
         for accepted, steps in enumerate(stats.accepted_by_step):
             histogram[min(accepted, HISTOGRAM - 1)] += steps
     return counts | {"formula_supported": stats is not None} | quotients | {"acceptance_length_histogram": histogram}
@@ -64,6 +69,12 @@ def counts_of(stats: SpeculationStats) -> dict[str, int]:
         "full_accept_rounds": stats.full,
         "partial_accept_rounds": stats.rounds - stats.full - stats.none,
         "zero_accept_rounds": stats.none,
+    }
+
+
+def lookups_of(stats: SpeculationStats) -> dict[str, int]:
+    """The counts of drafts that were found in the sequence."""
+    return {
         "ngram_lookup_hits": stats.rounds,
         "ngram_lookup_misses": stats.misses,
         "ngram_lookup_tokens_proposed": stats.proposed,
@@ -75,7 +86,6 @@ def quotients_of(stats: SpeculationStats) -> dict[str, float]:
     plain, drafted = stats.plain_step_ms or 0.0, stats.drafted_step_ms or 0.0
     return {
         "total_draft_ms": stats.drafting_ms,
-        "total_ngram_lookup_ms": stats.drafting_ms,
         "avg_draft_ms_per_token": stats.drafting_ms / stats.proposed if stats.proposed else 0.0,
         "acceptance_rate": stats.acceptance,
         "avg_draft_tokens_per_round": stats.proposed / stats.rounds if stats.rounds else 0.0,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Unpack
 from ..errors import OptionError
 from ..guidance import Guidance
 from ..loading.load_options import require_options, taken
+from ..stages.native_speculation import speculation_of
 from ..stages.search import MAX_ROWS, SearchOptions
 from ..stages.speculation_options import Speculation
 from ..tokenizer import Tokenizer
@@ -64,11 +65,11 @@ class GeneratorParams:
         count = min(SHORTLIST, self._vocab) if shortlist is None else shortlist
         self.processors = Processors(logits_processor, shortlist_processor, count)
         self.processors.check(self._vocab, self.options["run_ahead"], self.search.num_beams)
-        self.speculation: Speculation | None = None
-        if model.draft_model is not None:
-            self.speculation = HEAD_SPECULATION if model.draft_model.is_head else Speculation()
+        self.speculation = speculation_of(model.speculative, model.has_draft_model)
+        if self.speculation is None and model.draft_model is not None:
+            self.speculation = HEAD_SPECULATION
         self.speculation_requested = False
-        """Whether the caller chose `speculation`; else it is on because the model has a draft model or a head."""
+        """Whether the caller chose `speculation`; else a draft model, a head or the model's files turn it on."""
 
     @property
     def drafts_by_model(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import OptionError
@@ -10,12 +11,12 @@ from ..fallback import fall_back
 from ..guidance.vocabulary import token_ids
 from ..model_files.genai_config import GenaiConfig
 from .load_options import LoadOptions, taken
-from .opening import Source
+from .opening import Source, source_of
 
 if TYPE_CHECKING:
     from ..graph import StateTensor
 
-__all__ = ["draft_options", "head_source", "require_draft_model", "without_head"]
+__all__ = ["draft_source", "head_source", "require_draft_model", "without_head"]
 
 
 class Compared(Protocol):
@@ -37,6 +38,16 @@ def draft_options(options: LoadOptions, device: str) -> LoadOptions:
     own = ("draft_model", "dtype", "embedding_tables", "overlay", "graphs", "max_length", "on_found", "prefix_cache")
     kept = {name: value for name, value in options.items() if name not in own}
     return taken(LoadOptions, {"capture": "tape", **kept, "device": device, "hears": False})
+
+
+def draft_source(path: Any, options: LoadOptions, device: str) -> Source:
+    """The source of the caller's draft model, or of the one in the folder of the model at `path`, to be loaded to the
+    `device` of the model.
+    """
+    place, kept = options.get("draft_model"), draft_options(options, device)
+    if place is not None:
+        return source_of(place, kept)
+    return replace(source_of(path, {**kept, "overlay": options.get("overlay")}), of_draft=True)
 
 
 def head_source(path: Any, options: LoadOptions, device: str) -> Source:

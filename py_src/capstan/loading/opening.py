@@ -33,6 +33,7 @@ from ..model_files.config_section import parse_object
 from ..model_files.genai_config import DECODER, ENCODER, GENERATION_CONFIG, VISION, GenaiConfig, with_room
 from ..model_files.hub import HubRepository
 from ..model_files.model_facts import ModelFacts, facts_of
+from ..stages.native_speculation import configured_speculative, speculation_of
 from ..stages.search import SearchOptions
 from ..tape import PASSES
 from .configured_device import CONFIGURED, configured_device, opened_or_on_cpu
@@ -111,6 +112,8 @@ class Source:
     """The tape options; the caller's `capture` replaces the one in these."""
     head: bool = False
     """Whether to open the multi-token-prediction head of the model in place of the model."""
+    of_draft: bool = False
+    """Whether it is the draft model that the folder's genai_config.json has in `model.draft`."""
 
     @property
     def keeps_weights(self) -> bool:
@@ -364,7 +367,10 @@ async def read_small_files(
         dtype, overlay = source.options.get("dtype"), source.options.get("overlay")
         wanted = source.options.get("hears")
         found = await find_model(host, place, source.device_for(), dtype, keep, progress, overlay, wanted)
+        if source.of_draft and found.config.draft is not None:
+            found = replace(found, config=found.config.draft)
         config = found.config
+        speculation_of(configured_speculative(config.speculative, config.name), config.draft is not None)
         search_options(config).warn_ignored()
         if config.no_tokens:
             vocabulary = f"the vocabulary has {config.vocab_size} tokens"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
 from ..device.device_host import DeviceHost, Planned, current_device_host
@@ -10,11 +10,11 @@ from ..device.device_interface import DeviceInterface
 from ..device.model_memory import require_lengths
 from ..memory import Fit
 from ..model_files.genai_config import DECODER, ENCODER, VISION, GenaiConfig, with_room
-from .draft_model import draft_options, require_draft_model
+from .draft_model import draft_source, require_draft_model
 from .folder import Place, find_model, no_progress, place_of, with_caches, with_tables
 from .found_model import FoundModel
 from .load_options import FitOptions, LoadOptions, require_options, taken
-from .opening import read_tokenizer, with_tokenizer
+from .opening import Source, read_tokenizer, source_of, with_tokenizer
 
 __all__ = ["open_device", "plan"]
 
@@ -50,13 +50,13 @@ async def plan(
     require_options(FitOptions, options)
     host = current_device_host()
     given = taken(LoadOptions, options)
-    large, device = await candidate(host, path, given), given["device"]
+    large, device = await candidate(host, source_of(path, given)), given["device"]
     require_lengths(batch_size, 1 if max_length is None else max_length, large.config.context_length)
     model = await planned(host, large, with_room(large.config, max_length))
     draft = None
-    if draft_model is not None:
-        small = await candidate(host, draft_model, draft_options(given, device))
-        draft = await drafting(host, large, small)
+    if draft_model is not None or large.config.draft is not None:
+        source = draft_source(path, {**given, "draft_model": draft_model}, device)
+        draft = await drafting(host, large, await candidate(host, source))
     return await host.fit(model, draft, device, batch_size, max_length, budget)
 
 
@@ -70,10 +70,12 @@ class Candidate:
     """With the caller's type of caches."""
 
 
-async def candidate(host: DeviceHost, path: Any, options: LoadOptions) -> Candidate:
+async def candidate(host: DeviceHost, source: Source) -> Candidate:
     """Find a model. Raises the errors of `find_model`."""
-    place = await place_of(host, path, keep=True)
+    place, options = await place_of(host, source.path, keep=True), source.options
     found = await find_model(host, place, options["device"], options["dtype"], hears=options["hears"])
+    if source.of_draft and found.config.draft is not None:
+        found = replace(found, config=found.config.draft)
     return Candidate(place, found, with_tables(with_caches(found.config, options), options))
 
 

@@ -63,6 +63,9 @@ OTHER_PARTS = {
 OWN_PARTS = {**dict.fromkeys(HEARD_TYPES, ("encoder", "speech")), **dict.fromkeys(SEEN_TYPES, ("vision", "embedding"))}
 """Such sections of a model that hears or sees, by its type."""
 
+BLOCK_DRAFTERS = ("dflash2", "dspark")
+"""Sections of `model` that onnxruntime-genai reads for its Engine only."""
+
 KV_CACHE_BITS = {"float": 0, "int8": 8, "int4": 4}
 """Bits of an element of the key/value caches by the name of its type; 0 for caches of the graph's type."""
 
@@ -131,7 +134,7 @@ class DecoderConfig:
     providers: tuple[str, ...] | None = None
     """The names of execution providers, in order; None for a repository, which has none."""
     unused_options: tuple[str, ...] = ()
-    """The session options without an effect, each with its JSON path and the reason."""
+    """The options without an effect, each with its JSON path and the reason."""
     cross: tuple[str, ...] = ()
     """Names of the inputs for an encoder's outputs, `%d` for the layer, in the order of EncoderConfig.cross."""
 
@@ -243,6 +246,10 @@ class GenaiConfig:
     stated: Stated = Stated()
     room: int = 0
     """The number of tokens for which caches need room, from the caller of a load (no file has it); 0 if not given."""
+    speculative: Mapping[str, Any] | None = None
+    """The file's options of speculation, passed on unchanged; None without the section."""
+    draft: GenaiConfig | None = None
+    """The model of `model.draft`, another graph of the folder that drafts tokens; None without the section."""
 
     @property
     def graph_files(self) -> dict[str, str]:
@@ -281,9 +288,24 @@ def parse_genai_config(data: str | bytes, name: str = "genai_config.json") -> Ge
     caches.
     """
     root = Section(name, "", parse_object(data, name))
-    model = root.section("model")
+    found = config_of(root, "decoder")
+    drafting = root.section("speculative").value if root.value.get("speculative") is not None else None
+    draft = config_of(root, "draft") if root.section("model").value.get("draft") is not None else None
+    if draft is not None and found.processor is not None:
+        raise UnsupportedModelError(
+            f"{name}: model.draft: the model, of type {found.model_type}, hears or sees, and drafts follow from text "
+            "only; take the section out"
+        )
+    blocks = [f"model.{key} (drafts of whole blocks)" for key in BLOCK_DRAFTERS if root.section("model").value.get(key)]
+    decoder = replace(found.decoder, unused_options=(*found.decoder.unused_options, *blocks))
+    return replace(found, decoder=decoder, speculative=drafting, draft=draft)
+
+
+def config_of(root: Section, part: str) -> GenaiConfig:
+    """The model whose decoder is the section `part` of `model`."""
+    name, model = root.file, root.section("model")
     model_type = model.text("type")
-    decoder = supported_decoder(model, model_type)
+    decoder = supported_decoder(model, model_type, part)
     hears = model_type in HEARD_TYPES
     vocab_size = model.positive("vocab_size")
     vision = vision_config(model, decoder, vocab_size) if model_type in SEEN_TYPES else None
@@ -391,8 +413,8 @@ def with_head(config: GenaiConfig, model: Section) -> GenaiConfig:
     return replace(config, head=made, decoder=replace(config.decoder, outputs=read))
 
 
-def supported_decoder(model: Section, model_type: str) -> Section:
-    """`model.decoder`, if the file describes a model that Capstan runs."""
+def supported_decoder(model: Section, model_type: str, part: str) -> Section:
+    """The section `part` of `model`, if the file describes a model that Capstan runs."""
     works = f"Capstan runs decoders with a key/value cache: {', '.join(SUPPORTED_TYPES)}"
     own = OWN_PARTS.get(model_type, ())
     if model_type in UNSEEN:
@@ -401,7 +423,7 @@ def supported_decoder(model: Section, model_type: str) -> Section:
         if model.value.get(key) and key not in own:
             raise UnsupportedModelError(f"{model.where(key)}: the model, of type {model_type}, has {what}; {works}")
     require_type(model.where("type"), model_type)
-    decoder = model.section("decoder")
+    decoder = model.section(part)
     if decoder.value.get("pipeline"):
         raise UnsupportedModelError(f"{decoder.where('pipeline')}: the decoder is in several files, not one; {works}")
     window = decoder.section("sliding_window", optional=True)

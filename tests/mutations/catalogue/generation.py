@@ -394,6 +394,22 @@ GENERATION = (
         unit("draft_model::TestChoice::test_other_models_are_refused_by_name"),
     ),
     Mutation(
+        "speculation.configured",
+        "py_src/capstan/model.py",
+        "configured_speculative(config.speculative, config.name)",
+        "configured_speculative(None, config.name)",
+        "a folder's options of speculation have no effect",
+        unit("configured_speculation::test_generators_have_the_files_options"),
+    ),
+    Mutation(
+        "draft_model.in_the_folder",
+        "py_src/capstan/model_files/genai_config.py",
+        "speculative=drafting, draft=draft)",
+        "speculative=drafting)",
+        "a folder's draft model is not loaded",
+        unit("configured_speculation::test_what_a_folder_asks_for_is_done_as_by_onnxruntime_genai"),
+    ),
+    Mutation(
         "draft_model.refused",
         "web/src/worker/shaders/sampler/drafter_start.wgsl",
         "drafter_inputs[0] = known(sequence_token(0u, last - 1u));",

@@ -50,7 +50,7 @@ MEMORY = (
     Mutation(
         "model_memory.draft_unnamed",
         "py_src/capstan/memory/fit.py",
-        "for item in (*need.items, *(replace(item, name=f\"{DRAFT} {item.name}\") for item in draft)):",
+        'for item in (*need.items, *(replace(item, name=f"{DRAFT} {item.name}") for item in draft)):',
         "for item in need.items:",
         "a tensor of the draft model may be larger than the device binds",
         unit("planning::test_a_draft_model_that_is_too_large_is_named"),
