@@ -9,7 +9,7 @@ import { Completions } from "./completions";
 import { Embedder, type EmbedderOptions } from "./embedder";
 import { Reranker, type RerankerOptions } from "./reranker";
 import { asCapstanError, refused } from "../wire/errors";
-import { flag, type Kinds, listOf, millisecondsAboveZero, read, shown, text } from "./kinds";
+import { flag, type Kinds, millisecondsAboveZero, read, shown, text } from "./kinds";
 import { ask, loadInWorker, pageAddress, WORKER_KINDS, type WorkerOptions } from "./load_in_worker";
 import {
   address,
@@ -32,7 +32,6 @@ import type {
   LoadResult,
   MemoryResult,
   Message,
-  ModelFacts,
   ModelFolder,
   Request,
   RestoredSession,
@@ -43,12 +42,14 @@ import type {
   Trace,
 } from "../wire/protocol";
 import { reading, readOptions } from "./arguments";
-import { Run, type RunResult, Turns } from "./run";
+import { type PythonResult, PythonScripts } from "./python_scripts";
+import { Run, Turns } from "./run";
 import { type Scored, scoredText, type ScoreOptions, scoring } from "./score";
 import { nextName, requireId, Session } from "./chat_session";
 import { savedSessions, type SavedSessions } from "./saved_sessions";
 import { sharedName } from "./sharing";
 import { Microphone, type MicrophoneOptions } from "./microphone";
+import { type Ready, type Stats, statsOf, type Sums } from "./stats";
 import { takePictures } from "./pictures";
 import { Tokenizer } from "./model_tokenizer";
 import { Transcriber, type TranscriberOptions } from "./transcriber";
@@ -84,6 +85,8 @@ export {
   type RunResult,
   type TokenLogprob,
 } from "./run";
+export type { PythonResult } from "./python_scripts";
+export type { Stats } from "./stats";
 export type { Scored, ScoredToken, ScoreOptions } from "./score";
 export { type SaveOptions, Session } from "./chat_session";
 export type { SavedSession, SaveResult } from "../wire/protocol";
@@ -117,48 +120,6 @@ export interface LoadOptions extends ModelOptions, WorkerOptions {
   shared?: boolean;
 }
 
-/** How a Python script ended. */
-export interface PythonResult {
-  status: number;
-  stdout: string;
-  stderr: string;
-}
-
-type Ready = Extract<CapstanEvent, { kind: "ready" }>;
-
-/** How the model was loaded, how it decodes, and what was run. */
-export interface Stats {
-  model: ModelFacts;
-  device: string;
-  adapter: string;
-  /** How decode steps run, and why not the way that was requested; null before the first run of a model without chats. */
-  capture: string | null;
-  captureNote: string | null;
-  /** The result of each pass over the tape, or the reason why it changed nothing. */
-  tapePasses: Record<string, string>;
-  contextLength: number;
-  /** The most tokens of a conversation, prompt and answer together: the option of the load, or the default. */
-  maxLength: number;
-  /** Whether the model has a chat template; without one `chat` rejects with ConfigError. */
-  canChat: boolean;
-  /** When each phase of the load began and ended, in milliseconds. */
-  loadTimes: Record<string, [begin: number, end: number]>;
-  /** Bytes of weights from Cross-Origin Storage. */
-  crossOriginBytes: number;
-  /** Milliseconds from the worker's start until Python was ready. */
-  pythonMs: number;
-  python: "snapshot" | "plain";
-  /** Whether the worker is shared with other pages. If it was to be and is not, `sharedNote` has the reason. */
-  shared: boolean;
-  sharedNote: string | null;
-  /** Runs that ended, and the tokens that they generated. */
-  runs: number;
-  tokens: number;
-  /** Tokens of their prompts that came from the browser's storage, by the option `keep`. */
-  restoredTokens: number;
-  lastRun: RunResult | null;
-}
-
 const LOAD_KINDS: Kinds = {
   ...{ ...MODEL_KINDS, ...WORKER_KINDS, cancelDeadline: millisecondsAboveZero, trace: flag, shared: flag },
 };
@@ -179,9 +140,8 @@ export interface Tracing {
 /** One model in one worker. Runs wait for one another, in the order of their calls. */
 export class Capstan {
   private readonly turns = new Turns();
-  /** The worker of this page's own in which its scripts run, where the model's worker is shared. */
-  private scripts: Promise<Client> | null = null;
-  private readonly sums = { runs: 0, tokens: 0, restoredTokens: 0, lastRun: null as RunResult | null };
+  private readonly scripts: PythonScripts;
+  private readonly sums: Sums = { runs: 0, tokens: 0, restoredTokens: 0, lastRun: null };
 
   private constructor(
     private readonly client: Client,
@@ -192,6 +152,7 @@ export class Capstan {
   ) {
     const chat = (messages: readonly Message[], given: ChatOptions = {}): Run =>
       this.run(chatRequest(this.folder, this.options, messages, given), given);
+    this.scripts = new PythonScripts(client, folder, (...asked) => this.inTurn(...asked));
     this.chat = Object.assign(chat, { completions: new Completions(chat) });
     this.tokenizer = new Tokenizer(
       async (action, given) =>
@@ -359,20 +320,7 @@ export class Capstan {
    * model's worker, scripts run in another one, of this page's own: one that never ends keeps no other page waiting.
    */
   async python(code: string, argv: readonly string[] = []): Promise<PythonResult> {
-    const printed = { stdout: "", stderr: "" };
-    const request: Request = {
-      kind: "exec",
-      source: read("the code", code, text) as string,
-      filename: "script.py",
-      argv: reading("argv", () => ["script.py", ...(read("argv", argv, listOf("strings", text)) as string[])]),
-      models: { model: this.folder },
-      files: {},
-    };
-    const heard = (event: CapstanEvent): void => {
-      if (event.kind === "stdout" || event.kind === "stderr") printed[event.kind] += event.text;
-    };
-    const result = await this.inTurn(request, heard, () => this.scriptClient());
-    return { ...(result as { status: number }), ...printed };
+    return this.scripts.run(code, argv);
   }
 
   /**
@@ -388,32 +336,7 @@ export class Capstan {
 
   /** How the model was loaded and what was run. */
   stats(): Stats {
-    const { ready_ms: pythonMs, python } = this.client.readiness;
-    const { model, device, adapter } = this.about;
-    const {
-      can_chat: canChat,
-      context_length: contextLength,
-      max_length: maxLength,
-      load_times: loadTimes,
-      cross_origin_bytes: crossOriginBytes,
-    } = this.about;
-    const { capture = null, capture_note: captureNote = null, tape_passes: tapePasses = {} } = this.readyNow() ?? {};
-    const decoding = { device, adapter, capture, captureNote, tapePasses };
-    const { shared, note: sharedNote } = this.client.sharing;
-    return {
-      model,
-      ...decoding,
-      contextLength,
-      maxLength,
-      canChat,
-      loadTimes,
-      crossOriginBytes,
-      pythonMs,
-      python,
-      shared,
-      sharedNote,
-      ...this.sums,
-    };
+    return statsOf(this.client, this.about, this.readyNow(), this.sums);
   }
 
   /**
@@ -422,18 +345,7 @@ export class Capstan {
    */
   close(): void {
     this.client.close();
-    this.scripts?.then((client) => client.close()).catch(() => undefined);
-  }
-
-  private async scriptClient(): Promise<Client> {
-    if (!this.scripts && !this.client.sharing.shared) return this.client;
-    this.scripts ??= this.client.beside();
-    try {
-      return await this.scripts;
-    } catch (error) {
-      this.scripts = null;
-      throw error;
-    }
+    this.scripts.close();
   }
 
   private run(asked: ChatRequest | GenerateRequest, { signal }: RunOptions): Run {

@@ -5,6 +5,7 @@ import type { Assets } from "../wire/assets";
 import { asCapstanError, CapstanError, EngineError } from "../wire/errors";
 import { awaitEnd, lifeName } from "../wire/life";
 import { copiedRequest, readOptions } from "./arguments";
+import { interruptUntil } from "./interrupt";
 import type {
   Attached,
   CapstanEvent,
@@ -55,11 +56,6 @@ export type {
   TraceEvent,
 } from "../wire/protocol";
 
-/** Milliseconds after `cancel` until a script that never waits is interrupted as by Ctrl-C. */
-const INTERRUPT_AFTER_MS = 500;
-/** A signal to Pyodide is lost now and then, so it is sent again this often until the request ends. */
-const INTERRUPT_EVERY_MS = 100;
-const SIGINT = 2;
 /** Milliseconds after `cancel` until a worker that does not end the request is ended itself. */
 const CANCEL_DEADLINE_MS = 10_000;
 /** Milliseconds without a request until stored weights are compared with their digests. */
@@ -365,7 +361,8 @@ export class Client {
 
   /** See that a request which was cancelled ends. */
   private insist(id: number): void {
-    if (this.pending.get(id)?.request.kind === "exec") this.interruptUntilEnd(id);
+    if (this.pending.get(id)?.request.kind === "exec" && this.interrupt)
+      interruptUntil(() => !this.pending.has(id), this.interrupt);
     // A longer one is none to a browser's timer.
     if (this.cancelDeadline > 0x7fffffff) return;
     setTimeout(() => {
@@ -388,20 +385,5 @@ export class Client {
       stuck.resolve({ ok: false, error: { type: "KeyboardInterrupt", message, traceback: "" } });
       // Requests after it were not begun: the new worker answers them.
     }, this.cancelDeadline);
-  }
-
-  /** Interrupt Python until a script has ended, should it not end by itself; the requests after it are left alone. */
-  private interruptUntilEnd(id: number): void {
-    const signal = this.interrupt;
-    if (!signal) return;
-    const send = (): void => {
-      if (!this.pending.has(id)) {
-        signal[0] = 0;
-        return;
-      }
-      signal[0] = SIGINT;
-      setTimeout(send, INTERRUPT_EVERY_MS);
-    };
-    setTimeout(send, INTERRUPT_AFTER_MS);
   }
 }
