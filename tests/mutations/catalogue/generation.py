@@ -221,8 +221,8 @@ GENERATION = (
     Mutation(
         "state_format.file",
         "py_src/capstan/generation/state_format.py",
-        "        if found.problem is not None:",
-        '        if found.problem == "source":',
+        "self._digests, True, (), SHARD)",
+        "[None] * len(self._digests), True, (), SHARD)",
         "damaged rows of a stored session are taken",
         unit("session_store::test_rows_are_written_and_read_in_shards"),
     ),

@@ -119,9 +119,9 @@ PAGE = (
     ),
     Mutation(
         "shared.scripts",
-        "web/src/page/capstan.ts",
-        "if (!this.scripts && !this.client.sharing.shared) return this.client;",
-        "if (!this.scripts) return this.client;",
+        "web/src/page/python_scripts.ts",
+        "if (!this.own && !this.client.sharing.shared) return this.client;",
+        "if (!this.own) return this.client;",
         "the script of a page runs in the worker that pages share",
         unit("web_api::test_suite_in_node[sharing]"),
     ),
