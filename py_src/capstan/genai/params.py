@@ -82,7 +82,7 @@ class GeneratorParams:
             params.set_guidance(*self._guidance)
         model = self._model.capstan
         chosen = speculation_of(self._speculative, model.has_draft_model)
-        # A multi-token-prediction head drafts unless the file or the caller said otherwise.
+        # Without such options, and without those in the file, the multi-token-prediction head drafts tokens.
         if chosen is not None or model.draft_model is None or model.speculative["ngram_size"]:
             params.set_speculation(chosen)
         return params
