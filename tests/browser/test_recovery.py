@@ -81,6 +81,30 @@ def came_through(found: dict[str, Any], calm: dict[str, Any], where: str) -> boo
     return survived
 
 
+@pytest.mark.parametrize(("draft", "search"), [("nano-shape", {"do_sample": False}), ("nano-float", {})])
+def test_a_device_lost_in_an_answer_with_a_draft_model_changes_no_token(
+    draft: str, search: dict[str, Any], scripts: PageScripts
+) -> None:
+    """Drafts continue on the new device: those of equal weights, which are accepted, and others, which are refused."""
+    arguments: dict[str, Any] = {"search": search} if search else {}
+    plain = scripts.run("recovering", "run", "nano-llama", **arguments)
+    arguments |= {"draft": draft}
+    calm = scripts.run("recovering", "run", "nano-llama", draft, **arguments)
+    assert (calm["error"], calm["ids"], calm["left"]) == (None, plain["ids"], 0)
+    assert (calm["drafted"][-1] < len(plain["ids"]) / 2) == bool(search), "accepted drafts save steps"
+    for at in (1, 9, 20):
+        found = scripts.run("recovering", "run", "nano-llama", draft, lost_at=at, **arguments)
+        assert check(found, plain["ids"], f"lost at token {at}"), found["error"]
+        assert len(found["events"]) == 1
+        before, after = found["drafted"]
+        assert before < after
+        scripts.harness.errors.clear()
+    refused = scripts.run("recovering", "run", "nano-llama", draft, lost_at=9, recoveries=0, **arguments)
+    assert not check(refused, plain["ids"], "no recovery")
+    scripts.harness.errors.clear()
+    scripts.run("faults", "seen")
+
+
 @pytest.fixture
 def mortal(browser: Browser, site: SiteServer) -> Iterator[tuple[PageScripts, set[int]]]:
     """The scripts in a browser of their own, and the processes that were there before it."""
