@@ -113,8 +113,11 @@ MOST: dict[str, dict[str, Any]] = {
     "load_voice": {"dtype": "q4", "device": "auto", "disable_file_mapped_weights": True},
     "speak": {"voice": "af_heart", "speed": 1.5, "phonemes": True},
     "plan": {
-        **{"dtype": "q4", "device": "wasm", "kv_cache_dtype": "int4"},
-        **{"embedding_tables": "disk", "draft_model": "/models/small/"},
+        "dtype": "q4",
+        "device": "wasm",
+        "kv_cache_dtype": "int4",
+        "embedding_tables": "disk",
+        "draft_model": "/models/small/",
     },
     "restore_session": TALK_OPTIONS,
     "open_session": {
