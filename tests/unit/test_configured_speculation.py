@@ -74,7 +74,7 @@ def test_generators_have_the_files_options(tmp_path: Path) -> None:
     model = Model(str(folder))
     params = GeneratorParams(model)
     assert params.speculation == Speculation(4, 7, chained=False)
-    params.set_search_options(batch_size=2)
+    params.set_search_options(batch_size=3)
     rows = Generator(model, params)
     assert rows.speculation is None
     rows.close()
