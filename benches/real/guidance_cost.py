@@ -64,9 +64,9 @@ def masks(model, grammar, ids):
     """Milliseconds of each mask along an output, of the walks' start, and whether the output fits."""
     params = capstan.GeneratorParams(model)
     params.set_guidance(*GRAMMARS[grammar])
-    found, tokens = params.guidance.automaton(), model.token_bytes()
+    found, tokens = params.guidance.automaton(), model.vocabulary.token_bytes()
     began = time.perf_counter()
-    model.token_walks()
+    model.vocabulary.token_walks()
     started = time.perf_counter() - began
     made = Masks(found, model.token_walks, tokens.stop)
     times, position = [], found.start
@@ -84,7 +84,7 @@ def automaton(model, grammar):
     params = capstan.GeneratorParams(model)
     params.set_guidance(*GRAMMARS[grammar])
     began = time.perf_counter()
-    tokens = model.token_bytes()
+    tokens = model.vocabulary.token_bytes()
     bytes_found = time.perf_counter()
     found = params.guidance.automaton()
     table = found.table(tokens)

@@ -19,13 +19,12 @@ from .errors import (
     AsyncRequiredError,
     CapstanError,
     ClosedError,
-    GuidanceError,
     ModelFileError,
     OutOfMemoryError,
     UnsupportedModelError,
 )
 from .fallback import fall_back
-from .guidance import Encoder, SpecialTokens, TokenBytes, TokenWalks, special_tokens, vocabulary
+from .guidance import ModelVocabulary
 from .host.leaving import Leaving, when_dropped
 from .loading.draft_model import draft_source, head_source, require_draft_model, without_head
 from .loading.load_options import LoadOptions
@@ -121,10 +120,10 @@ class Model:
         """The number of times that the model was opened on another device after a loss."""
         self.on_recovery: Callable[[str, float], None] | None = None
         """Called after each recovery, with the reason and its milliseconds."""
-        self._token_walks: TokenWalks | None = None
-        self._token_bytes: TokenBytes | None = None
-        self._special_tokens: SpecialTokens | None = None
-        self._encoder: Encoder | None = None
+        self.vocabulary = ModelVocabulary(
+            opened.files, config.vocab_size, config.eos_token_ids, host.token_walks, host.tokenizer_backend
+        )
+        """The tokens, for grammars."""
         self.search = search_options(config)
         self.speculative = configured_speculative(config.speculative, config.name)
         """The options of speculation by onnxruntime-genai's names, from the model's files."""
@@ -251,39 +250,6 @@ class Model:
         """Merge adapters into one; see LoraGraph.combine."""
         loaded = self._open()
         return await loaded.lora.combine(loaded.memory.interface, layers, owner)
-
-    def token_bytes(self) -> TokenBytes:
-        """The bytes of the vocabulary's tokens, made once. Raises GuidanceError."""
-        if self._token_bytes is None:
-            self._token_bytes = TokenBytes(self._vocabulary(), self.config.eos_token_ids)
-        return self._token_bytes
-
-    def token_walks(self) -> TokenWalks:
-        """The vocabulary's tokens on the host, for masks, made once. Raises GuidanceError."""
-        if self._token_walks is None:
-            self._token_walks = self.host.token_walks(self.token_bytes())
-        return self._token_walks
-
-    def special_tokens(self) -> SpecialTokens:
-        """The special tokens that a grammar may name, read once. Raises GuidanceError."""
-        if self._special_tokens is None:
-            ends, text = self.config.eos_token_ids, self.tokenizer_files["tokenizer.json"]
-            self._special_tokens = special_tokens(text, self.config.vocab_size, ends)
-        return self._special_tokens
-
-    def _vocabulary(self) -> list[str]:
-        ends = self.config.eos_token_ids
-        if not ends:
-            raise GuidanceError("the model has no eos_token_id, so that no output could end; add it to its config")
-        return vocabulary(self.tokenizer_files["tokenizer.json"], self.config.vocab_size, ends)
-
-    def encoder(self) -> Encoder:
-        """The encoder of text into tokens, made once."""
-        if self._encoder is None:
-            files = self.tokenizer_files
-            config = files.get("tokenizer_config.json") or "{}"
-            self._encoder = self.host.tokenizer_backend(files["tokenizer.json"], config)
-        return self._encoder
 
     @property
     def device(self) -> DeviceInterface:

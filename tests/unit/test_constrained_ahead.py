@@ -16,8 +16,8 @@ from tests.unit.paper_model import EOS, PROMPT, VOCAB, PaperModel, run_of, take
 PIECES = [chr(33 + token) if token < 90 else "" for token in range(VOCAB)]
 
 
-class LetterModel(PaperModel):
-    """Its tokens are characters, so that any text fits what it picks."""
+class Letters:
+    """Tokens that are characters, so that any text fits what a model picks."""
 
     def token_bytes(self) -> TokenBytes:
         return TokenBytes(PIECES, [EOS])
@@ -27,6 +27,10 @@ class LetterModel(PaperModel):
 
     def encoder(self) -> None:
         """Nothing is forced."""
+
+
+class LetterModel(PaperModel):
+    vocabulary = Letters()
 
 
 def guided(data: str = "(?s).+", kind: str = "regex", *, run_ahead: int | None = 4) -> tuple[Generator, LetterModel]:

@@ -139,7 +139,7 @@ class GeneratorParams:
             raise OptionError("guidance and a logits processor were both given; give one of them")
         self.guidance = None
         if type != "" or data != "":
-            self.guidance = Guidance(type, data, enable_ff_tokens, lambda: self._model.special_tokens())
+            self.guidance = Guidance(type, data, enable_ff_tokens, lambda: self._model.vocabulary.special_tokens())
 
     def set_speculation(self, options: Speculation | None) -> None:
         """Draft tokens and verify several in one step: the tokens are the same, and come faster if drafts are right.

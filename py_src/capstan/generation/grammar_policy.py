@@ -47,10 +47,10 @@ class GrammarPolicy(PlainPolicy):
             )
         loop.options = replace(loop.options, guided=True)
         self._guidance = guidance
-        tokens = loop.model.token_bytes()
+        tokens = loop.model.vocabulary.token_bytes()
         self._automaton = guidance.automaton()
         self._constraints = [Constraint(guidance, self._automaton, tokens) for _ in loop.rows]
-        self._masks = Masks(self._automaton, loop.model.token_walks, tokens.stop)
+        self._masks = Masks(self._automaton, loop.model.vocabulary.token_walks, tokens.stop)
         self._prepared = False
         self.explains_barren = False
         """Whether the device steps the automaton with each pick. If it cannot compute a mask, it picks nothing."""
@@ -79,7 +79,7 @@ class GrammarPolicy(PlainPolicy):
     def _follow(self, decoder: RowDecoder) -> None:
         """Pass the grammar's automaton to the device."""
         try:
-            table = self._automaton.table(self.loop.model.token_bytes())
+            table = self._automaton.table(self.loop.model.vocabulary.token_bytes())
         except NoTableError as error:
             fall_back(
                 "a grammar that the GPU follows", f"{self._guidance.kind}: {error}", "each pick waits for its mask"
@@ -143,7 +143,7 @@ class GrammarPolicy(PlainPolicy):
         loop, [row, *others] = self.loop, self.loop.rows
         if others or row.ended or not self._guidance.enable_ff_tokens:
             return False
-        found = self._constraints[0].forced(row.tokens, loop.max_length - loop.length, loop.model.encoder())
+        found = self._constraints[0].forced(row.tokens, loop.max_length - loop.length, loop.model.vocabulary.encoder())
         if found:
             loop.stale, loop.sample_first = True, False
             row.forced = len(found)

@@ -6,7 +6,8 @@ from .automaton import Automaton, NoTableError, Position, automaton_of
 from .constraint import Constraint, Encoder
 from .guidance_request import KINDS, Guidance
 from .masks import Masks, TokenWalk, TokenWalks
-from .vocabulary import SpecialTokens, TokenBytes, special_tokens, vocabulary
+from .model_vocabulary import ModelVocabulary
+from .vocabulary import SpecialTokens, TokenBytes, vocabulary
 
 __all__ = [
     "KINDS",
@@ -15,6 +16,7 @@ __all__ = [
     "Encoder",
     "Guidance",
     "Masks",
+    "ModelVocabulary",
     "NoTableError",
     "Position",
     "SpecialTokens",
@@ -22,6 +24,5 @@ __all__ = [
     "TokenWalk",
     "TokenWalks",
     "automaton_of",
-    "special_tokens",
     "vocabulary",
 ]
