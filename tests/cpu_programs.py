@@ -18,7 +18,7 @@ from capstan.device.reference.cpu_operations import CpuRun, run
 from capstan.device.wasm.cpu_graph import WasmGraph, prepare
 from capstan.device.wasm.cpu_program import ROWS, CpuProgram
 from capstan.device.wasm.program_planner import planned
-from capstan.model_files.genai_config import parse_genai_config
+from capstan.model_files.genai_config_file import parse_genai_config
 from capstan.model_files.gguf.gguf_config import gguf_decoder
 from tests.gguf_models import FIXTURES, Made
 from tests.node import started

@@ -222,7 +222,7 @@ def facts(model: Path) -> dict[str, Any] | None:
     """
     from capstan.errors import CapstanError
     from capstan.loading.opening import facts_report, search_options
-    from capstan.model_files.genai_config import parse_genai_config
+    from capstan.model_files.genai_config_file import parse_genai_config
     from capstan.model_files.gguf.gguf_config import gguf_config
     from capstan.model_files.gguf.shards import joined
     from capstan.model_files.model_facts import facts_of

@@ -20,7 +20,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from capstan.model_files.genai_config import parse_genai_config
+from capstan.model_files.genai_config_file import parse_genai_config
 from capstan.model_files.gguf.header import GgmlType
 from capstan_host.evaluation import TASKS, CapstanLM, RequestError
 from capstan_host.site_server import SiteServer

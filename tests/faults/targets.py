@@ -18,7 +18,7 @@ from capstan.host import current_host
 from capstan.loading.gguf_folder import derived
 from capstan.loading.repository import derived_config
 from capstan.model_files.file_names import address_of, why_not_below
-from capstan.model_files.genai_config import parse_genai_config
+from capstan.model_files.genai_config_file import parse_genai_config
 from capstan.stages.search import SearchOptions
 from capstan.weights.manifest import parse_manifest
 from capstan.weights.records import Journal, SourceRecord, StoredRecord

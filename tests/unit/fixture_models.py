@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from capstan.model_files.genai_config import GenaiConfig, parse_genai_config
+from capstan.model_files.genai_config import GenaiConfig
+from capstan.model_files.genai_config_file import parse_genai_config
 
 __all__ = ["MODELS", "bytes_of", "config_of", "no_weights"]
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import onnx
 
 from benches.shapes.repeated_layers import repeated
-from capstan.model_files.genai_config import GenaiConfig, parse_genai_config
+from capstan.model_files.genai_config import GenaiConfig
+from capstan.model_files.genai_config_file import parse_genai_config
 
 __all__ = ["CONTEXT", "config_of", "graph_of"]
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from capstan.errors import ConfigError, UnsupportedModelError
-from capstan.model_files.genai_config import GenaiConfig, parse_genai_config
+from capstan.model_files.genai_config import GenaiConfig
+from capstan.model_files.genai_config_file import parse_genai_config
 from capstan.model_files.model_types import REFUSED_TYPES, SUPPORTED_TYPES
 from capstan.model_files.session_settings import GraphCapture
 

@@ -14,7 +14,7 @@ from capstan import FallbackWarning, Generator, GeneratorParams, Model, genai
 from capstan.device.hidden_rows import KEPT, HiddenRows
 from capstan.errors import ConfigError
 from capstan.fallback import fallbacks
-from capstan.model_files.genai_config import parse_genai_config
+from capstan.model_files.genai_config_file import parse_genai_config
 from capstan.stages.speculation_options import Speculation
 from tests import oracle
 from tests.heads import HEADS, right

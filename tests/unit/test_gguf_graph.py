@@ -21,7 +21,7 @@ from capstan.graph.gguf.gguf_types import PACKED
 from capstan.graph.onnx_pb2 import ModelProto
 from capstan.graph.quantized_caches import quantized_caches
 from capstan.graph.split_caches import whole_because
-from capstan.model_files.genai_config import parse_genai_config
+from capstan.model_files.genai_config_file import parse_genai_config
 from capstan.model_files.gguf.gguf_config import gguf_decoder
 from capstan.model_files.gguf.header import GgmlType
 from capstan.onnxruntime.layered_run import layered_run

@@ -13,7 +13,8 @@ import pytest
 from capstan import graph
 from capstan.errors import ModelFileError
 from capstan.graph.onnx_pb2 import ModelProto, NodeProto, TensorProto
-from capstan.model_files.genai_config import GenaiConfig, parse_genai_config
+from capstan.model_files.genai_config import GenaiConfig
+from capstan.model_files.genai_config_file import parse_genai_config
 from tests.weight_bytes import bytes_of
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

@@ -12,7 +12,8 @@ from capstan.device.run_inputs import require_fed
 from capstan.errors import UnsupportedModelError
 from capstan.graph.onnx_pb2 import ModelProto, NodeProto, TensorProto
 from capstan.graph.wiring import value_info
-from capstan.model_files.genai_config import DecoderConfig, parse_genai_config
+from capstan.model_files.genai_config import DecoderConfig
+from capstan.model_files.genai_config_file import parse_genai_config
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 NAMES = sorted(path.parent.name for path in FIXTURES.glob("*/model.onnx"))

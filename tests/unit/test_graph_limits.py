@@ -23,7 +23,7 @@ from capstan.graph.onnx_pb2 import AttributeProto, ModelProto, TensorProto
 from capstan.graph.rewriting import Rewriting
 from capstan.graph.uncomputed import uncomputed
 from capstan.graph.wiring import int64_tensor
-from capstan.model_files.genai_config import parse_genai_config
+from capstan.model_files.genai_config_file import parse_genai_config
 from tests.attention_nodes import AttentionNode
 from tests.browser.model_variants import keeping_logits, norms_in_attention, soft_capped
 from tests.expert_nodes import ExpertNode

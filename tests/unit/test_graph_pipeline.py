@@ -11,7 +11,7 @@ import pytest
 from capstan import graph
 from capstan.graph.graph_passes import PASSES, Made, rewritten
 from capstan.graph.rewriting import Rewriting
-from capstan.model_files.genai_config import parse_genai_config
+from capstan.model_files.genai_config_file import parse_genai_config
 
 SOURCES = Path(__file__).parents[2] / "py_src" / "capstan"
 FIXTURES = Path(__file__).parents[1] / "fixtures"

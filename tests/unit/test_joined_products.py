@@ -14,7 +14,7 @@ from capstan import graph
 from capstan.graph.joined_products import packed_apart
 from capstan.graph.onnx_pb2 import ModelProto, NodeProto, TensorProto
 from capstan.graph.weight_inputs import made_of
-from capstan.model_files.genai_config import parse_genai_config
+from capstan.model_files.genai_config_file import parse_genai_config
 from tests.unit.graph_runs import operators, outputs
 from tests.weight_bytes import bytes_of
 

@@ -19,7 +19,7 @@ from capstan.errors import DeviceUnavailableError, ModelFileError
 from capstan.local.local_host import LocalHost
 from capstan.memory import Capabilities
 from capstan.model import Model
-from capstan.model_files.genai_config import parse_genai_config
+from capstan.model_files.genai_config_file import parse_genai_config
 from capstan.weights.shared import SharedWeights
 from tests.unit.paper_engine import PaperEngine
 from tests.unit.paper_load import ABLE, PaperFile

@@ -33,7 +33,7 @@ from capstan.generation.row_pool import poolable
 from capstan.graph.graph_passes import rewritten
 from capstan.graph.onnx_pb2 import ModelProto
 from capstan.graph.rewriting import Rewriting
-from capstan.model_files.genai_config import parse_genai_config
+from capstan.model_files.genai_config_file import parse_genai_config
 from tests import oracle
 from tests.long_ropes import LONG_ROPE, ORIGINAL, branches, changed_at, choice_of, halved, joined, one_kind
 from tests.unit.paper_model import PROMPT, made, run_of

@@ -18,7 +18,7 @@ import pytest
 
 from capstan import Adapters, Generator, GeneratorParams, Model, graph
 from capstan.errors import BindingError, ModelFileError, OptionError, UnsupportedModelError
-from capstan.model_files.genai_config import parse_genai_config
+from capstan.model_files.genai_config_file import parse_genai_config
 from tests import oracle
 from tests.lora_models import DEFAULTS, LORA, Defaults, Shapes, add_inputs, write_adapter
 from tests.lora_runs import PROMPT, PROMPTS, RUNS, expected

@@ -12,7 +12,7 @@ from capstan.device.model_memory import requirements
 from capstan.errors import OptionError, OutOfMemoryError
 from capstan.graph import GraphDescription, SplitWeight, WeightEntry
 from capstan.memory import Capabilities, MemoryRequirements, PoolSize, fits, plan
-from capstan.model_files.genai_config import parse_genai_config
+from capstan.model_files.genai_config_file import parse_genai_config
 
 NANO = Path(__file__).parents[1] / "fixtures" / "nano-llama"
 ROOMY = Capabilities("test", True, True, False, False, False, False, True, True, 1 << 28, 1 << 27, 256)

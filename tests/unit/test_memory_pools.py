@@ -26,7 +26,7 @@ from capstan.memory import (
     row_items,
     weight_items,
 )
-from capstan.model_files.genai_config import parse_genai_config
+from capstan.model_files.genai_config_file import parse_genai_config
 
 NANO = Path(__file__).parents[1] / "fixtures" / "nano-llama"
 ROUNDS = 2000

@@ -17,7 +17,8 @@ from capstan.device.device_host import Planned
 from capstan.device.reference.reference_device import ReferenceDevice
 from capstan.local.local_host import LocalHost
 from capstan.memory import fits
-from capstan.model_files.genai_config import parse_genai_config, with_room
+from capstan.model_files.genai_config import with_room
+from capstan.model_files.genai_config_file import parse_genai_config
 from tests.unit.paper_load import ABLE
 
 NANO = Path(__file__).parents[1] / "fixtures" / "nano-llama"

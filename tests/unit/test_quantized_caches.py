@@ -15,7 +15,8 @@ from capstan.graph.quantized_caches import fewer_bits, quantized_caches, with_bi
 from capstan.loading.folder import with_caches
 from capstan.loading.load_options import CacheOptions, rows
 from capstan.loading.opening import source_of
-from capstan.model_files.genai_config import KV_CACHE_BITS, GenaiConfig, parse_genai_config
+from capstan.model_files.genai_config import KV_CACHE_BITS, GenaiConfig
+from capstan.model_files.genai_config_file import parse_genai_config
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 CONTEXT = 512

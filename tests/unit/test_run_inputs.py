@@ -24,7 +24,8 @@ from capstan.device.webgpu.sequence_buffers import SequenceBuffers
 from capstan.graph import GraphDescription
 from capstan.graph.onnx_pb2 import ModelProto, NodeProto, TensorProto
 from capstan.graph.wiring import value_info
-from capstan.model_files.genai_config import DECODER, parse_genai_config
+from capstan.model_files.genai_config import DECODER
+from capstan.model_files.genai_config_file import parse_genai_config
 from tests.unit.test_host_memory import Heap
 
 NANO = Path(__file__).parents[1] / "fixtures" / "nano-llama"

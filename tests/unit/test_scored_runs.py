@@ -12,7 +12,7 @@ import pytest
 from capstan import graph
 from capstan.device.webgpu.scored_runs import LOGITS_BYTES, cut_scored, scored_positions
 from capstan.device.webgpu.tapes.prefill_tapes import Run
-from capstan.model_files.genai_config import parse_genai_config
+from capstan.model_files.genai_config_file import parse_genai_config
 
 LLAMA = Path(__file__).parents[1] / "fixtures/nano-llama"
 LENGTHS = [(), (8, 16, 32), (8, 16, 32, 64)]

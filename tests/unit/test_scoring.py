@@ -13,7 +13,7 @@ import pytest
 from capstan import Generator, GeneratorParams, LogitsError, Model, OptionError, PromptError, Score, Speculation
 from capstan.device.reference.reference_sequence import ReferenceRunner
 from capstan.fallback import fallbacks
-from capstan.model_files.genai_config import parse_genai_config
+from capstan.model_files.genai_config_file import parse_genai_config
 from tests.unit.paper_model import PaperDecoder, made
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

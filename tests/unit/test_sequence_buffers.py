@@ -16,7 +16,7 @@ from capstan.device.rope_tables import RopeTables, turned
 from capstan.device.webgpu.sequence_buffers import SequenceBuffers
 from capstan.graph import LongRope, RopeTable, TableRows
 from capstan.memory import DeviceSpan, Loan
-from capstan.model_files.genai_config import parse_genai_config
+from capstan.model_files.genai_config_file import parse_genai_config
 from tests.unit.test_host_memory import Heap
 
 NANO = Path(__file__).parents[1] / "fixtures/nano-llama"

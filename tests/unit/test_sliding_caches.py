@@ -27,7 +27,7 @@ from capstan.graph.sliding_caches import SLACK
 from capstan.memory import Capabilities, DeviceBuffer, DeviceSpan, StridedCopy, fits
 from capstan.memory.info import MemoryType
 from capstan.memory.usage import memory_info
-from capstan.model_files.genai_config import parse_genai_config
+from capstan.model_files.genai_config_file import parse_genai_config
 from tests.long_windows import FIXTURES, PROMPT, WINDOW, longer
 
 GEMMA2, GEMMA3 = FIXTURES / "nano-gemma2", FIXTURES / "nano-gemma3"

@@ -14,7 +14,7 @@ from capstan.graph.onnx_pb2 import ModelProto
 from capstan.graph.parts import Angles
 from capstan.graph.rewriting import Rewriting
 from capstan.graph.speech_decoder import speech_decoder
-from capstan.model_files.genai_config import parse_genai_config
+from capstan.model_files.genai_config_file import parse_genai_config
 from tests.unit.graph_runs import Runner
 
 FOLDER = Path(__file__).parents[1] / "fixtures/speech/nano-whisper"

@@ -14,7 +14,8 @@ from capstan.errors import UnsupportedModelError
 from capstan.graph import parse, serialize
 from capstan.graph.onnx_pb2 import ModelProto
 from capstan.graph.spliced_embedding import placeholder, spliced_embedding, with_places, without_places
-from capstan.model_files.genai_config import FEATURES, PLACES, parse_genai_config
+from capstan.model_files.genai_config import FEATURES, PLACES
+from capstan.model_files.genai_config_file import parse_genai_config
 
 FOLDER = Path(__file__).parents[1] / "fixtures/vision/nano-gemma3-vl"
 VISION = parse_genai_config((FOLDER / "genai_config.json").read_bytes()).vision

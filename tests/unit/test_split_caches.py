@@ -14,7 +14,7 @@ from capstan.graph.onnx_pb2 import ModelProto
 from capstan.graph.rewriting import Rewriting
 from capstan.graph.split_caches import parts_that_fit
 from capstan.loading.folder import with_caches
-from capstan.model_files.genai_config import parse_genai_config
+from capstan.model_files.genai_config_file import parse_genai_config
 from tests.unit.graph_runs import session_of, weights_of
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

@@ -21,7 +21,7 @@ from capstan.graph.split_weights import SplitWeight, split_weights
 from capstan.graph.weight_inputs import DTYPES, made_of
 from capstan.graph.weight_ranges import NotInRangesError, columns_of, ranges_of, rows_of, step_of
 from capstan.graph.wiring import value_info
-from capstan.model_files.genai_config import parse_genai_config
+from capstan.model_files.genai_config_file import parse_genai_config
 from capstan.model_files.gguf.header import GgmlType
 from tests.gguf_models import FURTHER, MIXED, make
 from tests.unit.graph_runs import NUMPY, operators, outputs

@@ -37,7 +37,8 @@ from capstan.device.webgpu.webgpu_model import WebGpuModel
 from capstan.graph import LeftOut
 from capstan.graph.capture import Uncapturable
 from capstan.memory import DeviceBuffer, Pools
-from capstan.model_files.genai_config import GenaiConfig, parse_genai_config
+from capstan.model_files.genai_config import GenaiConfig
+from capstan.model_files.genai_config_file import parse_genai_config
 from capstan.stages.search import SearchOptions
 from capstan.stages.speculation_options import Speculation
 from capstan.weights.shared import SharedWeights

@@ -15,7 +15,8 @@ from ..host import Host
 from ..host.storage_interface import Progress
 from ..model_files.bounded_json import clipped
 from ..model_files.config_section import Section, parse_object
-from ..model_files.genai_config import DECODER, KV_CACHE_BITS, GenaiConfig, parse_genai_config, with_session_options
+from ..model_files.genai_config import DECODER, KV_CACHE_BITS, GenaiConfig, with_session_options
+from ..model_files.genai_config_file import parse_genai_config
 from ..model_files.hub import HubRepository
 from ..model_files.model_types import HEARD_REPOSITORIES
 from .embedded_repository import EMBEDDED, EMBEDDED_TYPES, embedded_model

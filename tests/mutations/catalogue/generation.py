@@ -403,7 +403,7 @@ GENERATION = (
     ),
     Mutation(
         "draft_model.in_the_folder",
-        "py_src/capstan/model_files/genai_config.py",
+        "py_src/capstan/model_files/genai_config_file.py",
         "speculative=drafting, draft=draft)",
         "speculative=drafting)",
         "a folder's draft model is not loaded",

@@ -24,7 +24,8 @@ from ...graph.rewriting import Rewriting
 from ...host.disk_file import open_file, read_file
 from ...host.storage_interface import MOST_GRAPH_BYTES
 from ...model_files.bounded_json import MOST_BYTES
-from ...model_files.genai_config import DECODER, GenaiConfig, parse_genai_config
+from ...model_files.genai_config import DECODER, GenaiConfig
+from ...model_files.genai_config_file import parse_genai_config
 from ...model_files.session_settings import QDQ_ACCURACY
 from ..host_sampled import PREFILL_CHUNK, HostSampledDecoder, HostSampledModel
 from ..lora_weights import LoraGraph
