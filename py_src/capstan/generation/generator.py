@@ -344,10 +344,8 @@ class Generator(GeneratedRows):
         allow, UnsupportedModelError for models that hear or that have recurrent states, PromptError for an empty
         sequence, StorageError for weights that a later load cannot recognise.
         """
-        async with self._turn:
-            kept = KeptRows()
-            header = await self._loop.surviving(partial(save_state, self._loop, kept, bits))
-            return SavedState.as_bytes(header, kept.shards)
+        kept = KeptRows()
+        return SavedState.as_bytes(await self.save_rows(kept, bits), kept.shards)
 
     def save_state(self, bits: int = 0) -> bytes:
         """`save_state_async`, blocking."""
@@ -361,8 +359,7 @@ class Generator(GeneratedRows):
         type of cache or version and for a sequence with tokens, PromptError if max_length is too small, and otherwise
         the errors of `save_state`.
         """
-        async with self._turn:
-            await self._loop.surviving(partial(restore_state, self._loop, SavedState.of_bytes(state)))
+        await self.restore_rows(SavedState.of_bytes(state))
 
     def restore_state(self, state: Buffer) -> None:
         """`restore_state_async`, blocking."""
