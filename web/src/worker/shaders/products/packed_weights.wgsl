@@ -1,5 +1,5 @@
 // Products of weights in int4 or int8 with eight elements of x. With HALF, products of eight elements are added as
-// float16: `spread_added` adds a SHARE-th of the sum, before the block's scale.
+// float16: `spread_dot` is a SHARE-th of the sum, before the block's scale; `spread_added` adds it to another.
 
 #include packing
 
@@ -17,8 +17,8 @@ struct Spread {
   d: vec2<f16>,
 }
 
-fn chain(w: Spread, o: Octet, before: vec2<f16>) -> vec2<f16> {
-  let first = fma(w.a, halves_of(o.x), before);
+fn chain(w: Spread, o: Octet) -> vec2<f16> {
+  let first = w.a * halves_of(o.x);
   let second = fma(w.b, halves_of(o.y), first);
   let third = fma(w.c, halves_of(o.z), second);
   return fma(w.d, halves_of(o.w), third);
@@ -47,9 +47,13 @@ fn spread(w: Eight, zero: element) -> Spread {
   return Spread(shares(w.x, zero), shares(w.x >> 8u, zero), shares(w.y, zero), shares(w.y >> 8u, zero));
 }
 
+fn spread_dot(w: Spread, o: Octet) -> Part {
+  let sum = chain(w, o);
+  return f32(sum.x) + f32(sum.y);
+}
+
 fn spread_added(w: Spread, o: Octet, before: Part) -> Part {
-  let sum = chain(w, o, vec2<f16>());
-  return before + f32(sum.x) + f32(sum.y);
+  return before + spread_dot(w, o);
 }
 
 fn total_of(part: Part) -> f32 {
@@ -82,8 +86,13 @@ fn spread(w: Eight, zero: element) -> Spread {
   return Spread(shares(w, zero), shares_above(w, zero), shares(w >> 8u, zero), shares_above(w >> 8u, zero));
 }
 
+fn spread_dot(w: Spread, o: Octet) -> Part {
+  return chain(w, o);
+}
+
 fn spread_added(w: Spread, o: Octet, before: Part) -> Part {
-  return chain(w, o, before);
+  let second = fma(w.b, halves_of(o.y), fma(w.a, halves_of(o.x), before));
+  return fma(w.d, halves_of(o.w), fma(w.c, halves_of(o.z), second));
 }
 
 fn total_of(part: Part) -> f32 {
@@ -124,8 +133,12 @@ fn spread(w: Eight, zero: f32) -> Spread {
   return Spread(shares(words, zero), shares(above, zero));
 }
 
+fn spread_dot(w: Spread, o: Octet) -> Part {
+  return dot(w[0], o[0]) + dot(w[1], o[1]);
+}
+
 fn spread_added(w: Spread, o: Octet, before: Part) -> Part {
-  return before + dot(w[0], o[0]) + dot(w[1], o[1]);
+  return before + spread_dot(w, o);
 }
 
 fn total_of(part: Part) -> f32 {
@@ -134,7 +147,7 @@ fn total_of(part: Part) -> f32 {
 #endif
 
 fn octet_dot(w: Eight, o: Octet, zero: element) -> Part {
-  return spread_added(spread(w, zero), o, Part());
+  return spread_dot(spread(w, zero), o);
 }
 
 #if minima
