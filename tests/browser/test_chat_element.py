@@ -304,6 +304,7 @@ def test_a_message_waits_for_the_model_and_escape_takes_it_back(page: Page, held
     assert told(page) == [["answer", "length"]]
 
 
+@pytest.mark.extended
 def test_a_message_stays_in_the_field_if_the_model_is_not_there(page: Page, held: list[Route]) -> None:
     field = page.locator("#other #prompt")
     say(page, "one")

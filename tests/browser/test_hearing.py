@@ -99,6 +99,7 @@ def test_a_recorded_encoder_gives_the_same(scripts: PageScripts) -> None:
     assert [each["ids"] for each in found] == [*([ids] for ids in GREEDY.values()), [*GREEDY.values()]]
 
 
+@pytest.mark.extended
 def test_timestamps_are_picked_on_the_gpu_by_the_rules_of_cpython(scripts: PageScripts) -> None:
     sound = SOUNDS["rising"]
     found = scripts.run(

@@ -57,6 +57,7 @@ def say(messages: list[dict[str, str]], text: str, answer: str = "") -> list[dic
 
 
 @pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "load",
     [{"device": "webgpu"}, {"device": "wasm"}, {"device": "wasm", "shared": True}],

@@ -248,6 +248,9 @@ class Buffers:
     def room_of(self, pair: Pair) -> int:
         return self.capacity
 
+    async def bring(self, ids: object) -> None:
+        """No tables are on disk."""
+
     def recorded_positions(self, recorded_id: object) -> None:
         """The decoder has no input for positions."""
 
