@@ -28,6 +28,8 @@ from capstan import (
 from capstan.device.device_host import Opening
 from capstan.device.model_interface import TapeOptions
 from capstan.genai.changed_config import Config
+from capstan.guidance import TokenBytes
+from capstan.local.numpy_token_walks import LocalTokenWalks
 from capstan.local.rust_tokenizer import LocalBackend
 from capstan.tape import PASSES
 from tests.unit.paper_model import PaperHost
@@ -84,6 +86,9 @@ class FileHost(PaperHost):
     def tokenizer_backend(self, tokenizer_json: str, tokenizer_config_json: str) -> LocalBackend:
         self.tokenizers += 1
         return LocalBackend(tokenizer_json, tokenizer_config_json)
+
+    def token_walks(self, tokens: TokenBytes) -> LocalTokenWalks:
+        return LocalTokenWalks(tokens)
 
     async def read(
         self, folder: str, name: str, most: int = 0, progress: Callable[[int, int], None] | None = None
