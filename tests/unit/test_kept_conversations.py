@@ -76,8 +76,8 @@ class Page:
         """Let all states be kept; returns the reports."""
         self.told.clear()
         self.kept.begin(0)
-        if self.kept._task:
-            await asyncio.wait([self.kept._task])
+        if self.kept._time.task:
+            await asyncio.wait([self.kept._time.task])
         await self.kept.stop()
         return list(self.told)
 

@@ -4,7 +4,6 @@ compute their prompts again.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import closing, suppress
@@ -14,6 +13,7 @@ from typing import Any
 from ..errors import CapstanError, DeviceLostError, StorageError
 from ..fallback import fall_back
 from ..host.session_store import SessionStore, StoredRows, StoredSession
+from ..host.unused_time import UnusedTime
 from .chat_prompt import ChatPrompt
 from .conversation import Conversation, shared
 from .generator import Generator
@@ -94,10 +94,10 @@ class KeptConversations:
         store: Callable[[], Awaitable[SessionStore]] = SessionStore.open,
     ) -> None:
         """`others` returns when no other work between two requests, such as a load, is left."""
-        self._notify, self._others, self._store = notify, others, store
+        self._notify, self._store = notify, store
+        self._time = UnusedTime(others, self._keep_all)
         self._due: dict[str, Conversation] = {}
-        self._task: asyncio.Task[None] | None = None
-        self._working = self._stopped = False
+        self._stopped = False
 
     def note(self, id: str, talk: Conversation) -> None:
         """Keep the present state of a conversation under this id."""
@@ -114,24 +114,16 @@ class KeptConversations:
 
     def begin(self, after: float = AFTER) -> None:
         """Begin after this number of seconds without a request."""
-        if self._task is None and self._due:
+        if self._due:
             self._stopped = False
-            self._task = asyncio.ensure_future(self._run(after))
+            self._time.begin(after)
 
     async def stop(self) -> None:
         """Stop for a request, and return when no file is being written."""
-        task, self._task = self._task, None
-        if task is None or task.done():
-            return
         self._stopped = True
-        if not self._working:
-            task.cancel()
-        await asyncio.wait([task])
+        await self._time.stop(cancel=not self._time.working)
 
-    async def _run(self, after: float) -> None:
-        await asyncio.sleep(after)
-        await self._others()
-        self._working = True
+    async def _keep_all(self) -> None:
         try:
             while self._due and not self._stopped:
                 name, talk = next(iter(self._due.items()))
@@ -145,8 +137,6 @@ class KeptConversations:
                     self._notify(note)
         except StoppedError:
             return
-        finally:
-            self._working = False
 
     async def _keep(self, id: str, talk: Conversation) -> KeptNote | None:
         """Write a state unless that spares too little. Raises CapstanError, StoppedError."""

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 
 from ..errors import StorageError
 from ..fallback import fall_back
+from ..host.unused_time import UnusedTime
 from .records import StoredRecord
 from .store import Verification, WeightStore, is_sound
 
@@ -48,40 +49,28 @@ class IdleVerification:
         """Whether damage was found since this was set to False; then the weights on the device may be wrong, too."""
         self._store = store
         self._notify = notify
-        self._others = others
-        self._task: asyncio.Task[None] | None = None
+        self._time = UnusedTime(others, self._verify_all)
         self._done: set[str] = set()
         self._next: dict[str, int] = {}
         """The shard to continue with, by content hash."""
-        self._working = False
 
     def begin(self, after: float) -> None:
         """Begin after `after` seconds without requests; with math.inf never."""
-        if self._task is None and not math.isinf(after):
-            self._task = asyncio.ensure_future(self._run(after))
+        if not math.isinf(after):
+            self._time.begin(after)
 
     async def stop(self) -> None:
         """Stop for a request: release every file, and return."""
-        task, self._task = self._task, None
-        if task is None or task.done():
-            return
-        self.counters["stopped"] += self._working
-        task.cancel()
-        await asyncio.wait([task])
+        self.counters["stopped"] += self._time.working
+        await self._time.stop(cancel=True)
 
-    async def _run(self, after: float) -> None:
-        await asyncio.sleep(after)
-        await self._others()
-        self._working = True
-        try:
-            while unverified:
-                content, source = next(iter(unverified.items()))
-                if content not in self._done:
-                    await self._verify(content, source)
-                    self._done.add(content)
-                del unverified[content]
-        finally:
-            self._working = False
+    async def _verify_all(self) -> None:
+        while unverified:
+            content, source = next(iter(unverified.items()))
+            if content not in self._done:
+                await self._verify(content, source)
+                self._done.add(content)
+            del unverified[content]
 
     async def _verify(self, content: str, source: str) -> None:
         damaged: list[int] = []
