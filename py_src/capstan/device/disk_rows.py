@@ -13,7 +13,7 @@ from .run_input import WRITTEN, HostTensor, Room, Run, RunInput, RunTensor, Sequ
 if TYPE_CHECKING:
     from ..graph import GraphDescription
 
-__all__ = ["DiskRows", "disk_reads"]
+__all__ = ["DiskRows", "bring_rows", "disk_reads"]
 
 
 class DiskRows(RunInput):
@@ -24,7 +24,7 @@ class DiskRows(RunInput):
     def __init__(self, about: GraphDescription, room: Room) -> None:
         super().__init__(about, room)
         self._places: dict[int, int] = {}
-        """The place of each token's rows."""
+        """The place of each token's row among those that were read."""
         self._rows: list[bytes] = []
         """The rows by table, one after another."""
         self.counts = {"table_reads": 0, "table_bytes": 0}
@@ -76,6 +76,13 @@ class DiskRows(RunInput):
             entry = table.entry
             found.append(HostTensor(entry.name, entry.dtype, (len(self._places), *table.row), data))
         return found
+
+
+async def bring_rows(inputs: Sequence[RunInput], ids: Sequence[int]) -> None:
+    """Read from disk what a run over these ids needs, before its inputs are written."""
+    for each in inputs:
+        if isinstance(each, DiskRows):
+            await each.bring(ids)
 
 
 def disk_reads(inputs: Sequence[RunInput]) -> dict[str, int]:

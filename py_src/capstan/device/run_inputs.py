@@ -46,6 +46,7 @@ __all__ = [
     "Placed",
     "Positions",
     "require_fed",
+    "give_hidden",
     "run_inputs",
     "sequence_items",
 ]
@@ -286,6 +287,13 @@ class HiddenStates(RunInput):
         return (1, tokens, *(size for size in info.dims[2:] if isinstance(size, int)))
 
 
+def give_hidden(inputs: Sequence[RunInput], rows: bytes | memoryview) -> None:
+    """Have the next run of a multi-token-prediction head read these hidden states."""
+    for each in inputs:
+        if isinstance(each, HiddenStates):
+            each.given = rows
+
+
 class Lora(RunInput):
     """The tensors of LoRA adapters, copied to the sequence's memory on the device."""
 
@@ -381,8 +389,9 @@ KINDS: list[type[RunInput]] = [
 
 
 def run_inputs(about: GraphDescription, room: Room) -> tuple[RunInput, ...]:
-    """The providers of a sequence. A graph over growing caches may have no mask; most graphs place no
-    features and have no tables on disk."""
+    """The providers of a sequence. A graph over growing caches may have no mask; most graphs place no features and have
+    no tables on disk.
+    """
     without = {
         Mask: not about.mask,
         Placed: all(info.name != FEATURES for info in about.others),

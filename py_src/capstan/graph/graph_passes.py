@@ -300,9 +300,14 @@ def described(model: ModelProto, facts: Rewriting) -> ModelProto:
     fewer = fewer_bits(model, found.cache, found.cache_bits, width, facts.whole.context_length)
     others = found.others if facts.placing is None else (*found.others, *facts.placing.inputs())
     facts.description = replace(
-        found, lora=facts.slots, why_fixed_size=facts.why_fixed_size, fewer_bits=fewer, others=others
+        found,
+        lora=facts.slots,
+        why_fixed_size=facts.why_fixed_size,
+        fewer_bits=fewer,
+        others=others,
+        tables=facts.disk_tables,
+        looked_up=facts.looked_up,
     )
-    facts.description = replace(facts.description, tables=facts.disk_tables, looked_up=facts.looked_up)
     return model
 
 

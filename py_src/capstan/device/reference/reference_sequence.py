@@ -16,14 +16,14 @@ from ...graph.logits_to_keep import logits_to_keep
 from ..cache_rows import PictureSpan
 from ..carried_tensor import CarriedTensor, carried
 from ..device_interface import BoundSpan
-from ..disk_rows import DiskRows, disk_reads
+from ..disk_rows import bring_rows, disk_reads
 from ..host_memory import view_of
 from ..host_sampled import undraftable
 from ..lora_weights import LoraGraph, LoraWeights
 from ..picture_encoder import host_tensor
 from ..rope_tables import RopeTables
 from ..run_input import HostTensor, Room
-from ..run_inputs import HiddenStates, LongRope, Placed, run_inputs
+from ..run_inputs import LongRope, Placed, give_hidden, run_inputs
 from ..snapshots import EMPTY
 from ..table_reader import TableReader
 from .reference_session import array_of, one_line
@@ -123,9 +123,7 @@ class ReferenceSequence:
 
     async def bring(self, ids: Sequence[int]) -> None:
         """Read the rows on disk of these ids, on which `prefill` runs next."""
-        for each in self._inputs:
-            if isinstance(each, DiskRows):
-                await each.bring(ids)
+        await bring_rows(self._inputs, ids)
 
     @property
     def reads(self) -> dict[str, int]:
@@ -199,9 +197,7 @@ class ReferenceSequence:
 
     def give_hidden(self, rows: bytes | memoryview) -> None:
         """Read these hidden states in the next run, in a multi-token-prediction head."""
-        for each in self._inputs:
-            if isinstance(each, HiddenStates):
-                each.given = rows
+        give_hidden(self._inputs, rows)
 
     def decode(self, token_id: int) -> None:
         """One decode step."""

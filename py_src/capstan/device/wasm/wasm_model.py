@@ -13,7 +13,7 @@ from ...model_files.genai_config import GenaiConfig
 from ..cache_rows import PictureSpan
 from ..carried_tensor import CarriedTensor, carried
 from ..device_interface import BoundSpan
-from ..disk_rows import DiskRows, disk_reads
+from ..disk_rows import bring_rows, disk_reads
 from ..element_types import byte_count
 from ..host_memory import view_of
 from ..host_sampled import PREFILL_CHUNK, HostSampledDecoder, HostSampledModel, undraftable
@@ -23,7 +23,7 @@ from ..picture_encoder import host_tensor
 from ..rope_tables import RopeTables
 from ..row_interface import Counters
 from ..run_input import HostTensor, Room, RunInput
-from ..run_inputs import HiddenStates, Ids, LongRope, Mask, Placed, Positions, run_inputs
+from ..run_inputs import Ids, LongRope, Mask, Placed, Positions, give_hidden, run_inputs
 from ..speech_encoder import on_host
 from ..table_reader import TableReader
 from .cpu_graph import WasmGraph
@@ -186,10 +186,8 @@ class WasmRunner:
         return [found[start : start + vocab] for start in range(0, len(found), vocab)]
 
     async def _run(self, ids: Sequence[int], past: int, kept: int) -> array[float]:
-        for each in self._each_run:
-            if isinstance(each, DiskRows):
-                await each.bring(ids)
         if self._each_run:
+            await bring_rows(self._each_run, ids)
             self._feed([tensor for each in self._each_run for tensor in each.on_host(ids, past)])
         return await self._sequence.step(array("q", ids).tobytes(), past, kept)
 
@@ -235,9 +233,7 @@ class WasmRunner:
         self._sequence.bring_states(slot)
 
     def give_hidden(self, rows: bytes | memoryview) -> None:
-        for each in self._inputs:
-            if isinstance(each, HiddenStates):
-                each.given = rows
+        give_hidden(self._inputs, rows)
 
     def hidden_states(self) -> bytes:
         return self._sequence.hidden_states()

@@ -13,7 +13,7 @@ from ...graph import CachePair, GraphDescription, LeftOut, StateTensor
 from ...memory import SNAPSHOTS, BufferRequest, DeviceBuffer, DeviceSpan, Loan, pack
 from ..cache_rows import PictureSpan
 from ..device_interface import BoundSpan, DeviceInterface
-from ..disk_rows import DiskRows
+from ..disk_rows import DiskRows, bring_rows
 from ..element_types import byte_count
 from ..lora_weights import LoraWeights
 from ..rope_tables import RopeTables
@@ -378,9 +378,7 @@ class SequenceBuffers:
 
     async def bring(self, ids: Sequence[int]) -> None:
         """Read from disk what the next run over these ids needs, before its inputs are written."""
-        for each in self.inputs:
-            if isinstance(each, DiskRows):
-                await each.bring(ids)
+        await bring_rows(self.inputs, ids)
 
     async def bring_pick(self, token: int) -> None:
         """Write the rows on disk of a token that the device picked; its kernels wrote the step's other inputs."""
