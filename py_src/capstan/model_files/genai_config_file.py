@@ -107,22 +107,8 @@ def config_of(root: Section, part: str) -> GenaiConfig:
             num_attention_heads=heads,
             num_key_value_heads=kv_heads,
             num_hidden_layers=decoder.positive("num_hidden_layers"),
-            inputs=InputNames(
-                input_ids=vision.embedding.input_ids if vision else inputs.text("input_ids", InputNames.input_ids),
-                attention_mask=inputs.text("attention_mask", InputNames.attention_mask),
-                position_ids=inputs.text("position_ids", InputNames.position_ids),
-                past_key_names=inputs.pattern("past_key_names", InputNames.past_key_names),
-                past_value_names=inputs.pattern("past_value_names", InputNames.past_value_names),
-                past_conv_names=inputs.pattern("past_conv_names", InputNames.past_conv_names),
-                past_recurrent_names=inputs.pattern("past_recurrent_names", InputNames.past_recurrent_names),
-            ),
-            outputs=OutputNames(
-                logits=outputs.text("logits", OutputNames.logits),
-                present_key_names=outputs.pattern("present_key_names", OutputNames.present_key_names),
-                present_value_names=outputs.pattern("present_value_names", OutputNames.present_value_names),
-                present_conv_names=outputs.pattern("present_conv_names", OutputNames.present_conv_names),
-                present_recurrent_names=outputs.pattern("present_recurrent_names", OutputNames.present_recurrent_names),
-            ),
+            inputs=input_names(inputs, vision.embedding.input_ids if vision else ""),
+            outputs=output_names(outputs),
             long_rope_from=rope_joined_at(decoder),
             rope_joined_at=rope_joined_at(decoder),
             qdq_accuracy=qdq_accuracy(session_options),
@@ -140,6 +126,30 @@ def config_of(root: Section, part: str) -> GenaiConfig:
         no_tokens=tuple(no_tokens),
     )
     return with_head(config, model)
+
+
+def input_names(inputs: Section, ids: str = "") -> InputNames:
+    """The names of a decoder's inputs; the one of the tokens is `ids` if another graph reads them."""
+    return InputNames(
+        input_ids=ids or inputs.text("input_ids", InputNames.input_ids),
+        attention_mask=inputs.text("attention_mask", InputNames.attention_mask),
+        position_ids=inputs.text("position_ids", InputNames.position_ids),
+        past_key_names=inputs.pattern("past_key_names", InputNames.past_key_names),
+        past_value_names=inputs.pattern("past_value_names", InputNames.past_value_names),
+        past_conv_names=inputs.pattern("past_conv_names", InputNames.past_conv_names),
+        past_recurrent_names=inputs.pattern("past_recurrent_names", InputNames.past_recurrent_names),
+    )
+
+
+def output_names(outputs: Section) -> OutputNames:
+    """The names of a decoder's outputs."""
+    return OutputNames(
+        logits=outputs.text("logits", OutputNames.logits),
+        present_key_names=outputs.pattern("present_key_names", OutputNames.present_key_names),
+        present_value_names=outputs.pattern("present_value_names", OutputNames.present_value_names),
+        present_conv_names=outputs.pattern("present_conv_names", OutputNames.present_conv_names),
+        present_recurrent_names=outputs.pattern("present_recurrent_names", OutputNames.present_recurrent_names),
+    )
 
 
 def with_head(config: GenaiConfig, model: Section) -> GenaiConfig:
@@ -164,20 +174,8 @@ def with_head(config: GenaiConfig, model: Section) -> GenaiConfig:
         head_size=head.positive("head_size"),
         num_key_value_heads=head.positive("num_key_value_heads"),
         num_hidden_layers=layers,
-        inputs=InputNames(
-            input_ids=inputs.text("input_ids", InputNames.input_ids),
-            attention_mask=inputs.text("attention_mask", InputNames.attention_mask),
-            position_ids=inputs.text("position_ids", InputNames.position_ids),
-            past_key_names=inputs.pattern("past_key_names", InputNames.past_key_names),
-            past_value_names=inputs.pattern("past_value_names", InputNames.past_value_names),
-            hidden_states=inputs.text("hidden_states", "hidden_states"),
-        ),
-        outputs=OutputNames(
-            logits=outputs.text("logits", OutputNames.logits),
-            present_key_names=outputs.pattern("present_key_names", OutputNames.present_key_names),
-            present_value_names=outputs.pattern("present_value_names", OutputNames.present_value_names),
-            hidden_states=outputs.text("hidden_states", "hidden_states_out"),
-        ),
+        inputs=replace(input_names(inputs), hidden_states=inputs.text("hidden_states", "hidden_states")),
+        outputs=replace(output_names(outputs), hidden_states=outputs.text("hidden_states", "hidden_states_out")),
     )
     read = replace(config.decoder.outputs, hidden_states=head.text("main_hidden_states", "hidden_states"))
     return replace(config, head=made, decoder=replace(config.decoder, outputs=read))
