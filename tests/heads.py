@@ -30,7 +30,7 @@ def right(folder: Path, tokens: Sequence[int]) -> list[bool]:
 
 
 def outputs(path: Path, tokens: Sequence[int], given: dict[str, Any]) -> dict[str, Any]:
-    """All outputs of a graph over a sequence, with empty caches before it."""
+    """Run a graph on a sequence with empty caches; returns all its outputs."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

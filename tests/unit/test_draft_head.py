@@ -18,7 +18,7 @@ from capstan.model_files.genai_config_file import parse_genai_config
 from capstan.stages.speculation_options import Speculation
 from tests import oracle
 from tests.heads import HEADS, right
-from tests.unit.test_speculation import generated, made
+from tests.unit.test_speculation import Edit, edited, generated, made
 
 FOLDER = HEADS / "qwen3_5_mtp"
 PROMPT = [(31 * i + 7) % 253 for i in range(70)]
@@ -99,13 +99,8 @@ class TestTokens:
         found = []
         for options in (None, THREE):
             with made(model, options, max_length=LENGTH, do_sample=False) as generator:
-                steps: list[Any] = []
-                generator.append_tokens(PROMPT)
-                for count, kept, more in ((31, 20, [41]), (17, 3, [42, 43]), (40, 41, []), (9, 1, []), (3, 0, PROMPT)):
-                    steps.append(generated(generator, count))
-                    generator.rewind_to(kept)
-                    if more:
-                        generator.append_tokens(more)
+                edits: list[Edit] = [(31, 20, [41]), (17, 3, [42, 43]), (40, 41, []), (9, 1, []), (3, 0, PROMPT)]
+                steps = edited(generator, PROMPT, edits)
                 found.append([*steps, generated(generator, 30), generator.get_sequence()])
         assert found[0] == found[1]
 

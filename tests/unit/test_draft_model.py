@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,7 +15,7 @@ from capstan.generation.speculation import ModelWorth, SpeculationStats
 from capstan.stages.speculation_options import Speculation
 from tests import oracle
 from tests.unit import paper_model
-from tests.unit.test_speculation import FIXTURES, PROMPT, SEARCHES, generated, made
+from tests.unit.test_speculation import FIXTURES, PROMPT, SEARCHES, Edit, edited, generated, made
 
 ALWAYS = Speculation(max_draft_tokens=4, always=True)
 LENGTH = 120
@@ -92,13 +91,8 @@ class TestTokens:
         found = []
         for options in (None, ALWAYS):
             with made(float_by_int4, options, **SEARCHES["greedy"]) as generator:
-                steps: list[Any] = []
-                generator.append_tokens(PROMPT)
-                for count, kept, more in ((31, 20, [41]), (17, 3, [42, 43]), (40, 45, []), (9, 1, []), (3, 0, PROMPT)):
-                    steps.append(generated(generator, count))
-                    generator.rewind_to(kept)
-                    if more:
-                        generator.append_tokens(more)
+                edits: list[Edit] = [(31, 20, [41]), (17, 3, [42, 43]), (40, 45, []), (9, 1, []), (3, 0, PROMPT)]
+                steps = edited(generator, PROMPT, edits)
                 found.append([*steps, generated(generator, 30), generator.get_sequence()])
         assert found[0] == found[1]
 

@@ -62,6 +62,23 @@ def generated(generator: Generator, count: int = 1000) -> list[int]:
     return found
 
 
+Edit = tuple[int, int, Sequence[int]]
+
+
+def edited(generator: Generator, prompt: Sequence[int], edits: Sequence[Edit]) -> list[list[int]]:
+    """Generate tokens between edits of a sequence; returns them by edit. An edit has the number of tokens that are
+    generated before it, the length that is kept, and the tokens that are appended.
+    """
+    found = []
+    generator.append_tokens(prompt)
+    for count, kept, more in edits:
+        found.append(generated(generator, count))
+        generator.rewind_to(kept)
+        if more:
+            generator.append_tokens(more)
+    return found
+
+
 class TestNgramIndex:
     @pytest.mark.parametrize("size", [2, 3, 5])
     @pytest.mark.parametrize("most", [1, 4, 16])
@@ -131,13 +148,8 @@ class TestSpeculating:
         found = []
         for options in (None, OPTIONS["chained"]):
             with made(model, options, **SEARCHES["penalties"]) as generator:
-                steps: list[Any] = []
-                generator.append_tokens(PROMPT)
-                for count, kept, more in ((31, 20, [41]), (17, 3, [42, 43]), (40, 45, []), (9, 0, [40, 41, 40, 41])):
-                    steps.append(generated(generator, count))
-                    generator.rewind_to(kept)
-                    if more:
-                        generator.append_tokens(more)
+                edits: list[Edit] = [(31, 20, [41]), (17, 3, [42, 43]), (40, 45, []), (9, 0, [40, 41, 40, 41])]
+                steps: list[Any] = [*edited(generator, PROMPT, edits)]
                 steps += [generated(generator, 30), generator.get_logits().tolist(), generated(generator, 9)]
                 found.append([*steps, generator.get_sequence()])
         assert found[0][-1] == found[1][-1]
