@@ -88,9 +88,8 @@ def shape(model: str, place: int, k: int, n: int) -> dict[str, Any]:
     variants = [variant(now, f"now: {named(now)}", normed)]
     variants += [variant(other, named(other), normed) for other in others if fits(other) and other != now]
     buffers = {"x": 2 * k, "y": 2 * n, **({"gamma": 2 * k} if normed else {"residual": 2 * n})}
-    for ending in ("", "_up")[: 1 + gated]:
-        buffers |= {f"weights{ending}": n * k // 2, f"scales{ending}": 2 * n * k // BLOCK}
-    size = (1 + gated) * (n * k // 2 + 2 * n * k // BLOCK)
+    packed = packed_weights(k, n, gated)
+    buffers, size = buffers | packed, sum(packed.values())
     name = f"{model}: {k} -> {'2 x ' * gated}{n}"
     return {"name": name, "buffers": buffers, "bytes": size, "variants": variants}
 
@@ -115,6 +114,12 @@ def main() -> None:
     print(f"{sum(len(each['variants']) for each in shapes)} tilings of {len(shapes)} products")
 
 
+def packed_weights(k: int, n: int, gated: bool) -> dict[str, int]:
+    """The bytes of the weights and scales of a product, by the names of the templates."""
+    sizes = {"weights": n * k // 2, "scales": 2 * n * k // BLOCK}
+    return {f"{name}{ending}": size for ending in ("", "_up")[: 1 + gated] for name, size in sizes.items()}
+
+
 def rows_shape(model: str, place: int, k: int, n: int, m: int) -> dict[str, Any]:
     """A product of `m` rows of x, without what surrounds it."""
     gated = place == 2
@@ -133,10 +138,8 @@ def rows_shape(model: str, place: int, k: int, n: int, m: int) -> dict[str, Any]
         {"name": name, "shader": plan.shader, "constants": plan.constants, "workgroups": plan.counts}
         for name, plan in plans.items()
     ]
-    buffers = {"x": 2 * k * m, "y": 2 * n * m}
-    for ending in ("", "_up")[: 1 + gated]:
-        buffers |= {f"weights{ending}": n * k // 2, f"scales{ending}": 2 * n * k // BLOCK}
-    size = (1 + gated) * (n * k // 2 + 2 * n * k // BLOCK)
+    packed = packed_weights(k, n, gated)
+    buffers, size = {"x": 2 * k * m, "y": 2 * n * m, **packed}, sum(packed.values())
     name = f"{model}, {m} rows: {k} -> {'2 x ' * gated}{n}"
     return {"name": name, "buffers": buffers, "bytes": size, "variants": variants}
 

@@ -1,4 +1,4 @@
-// Measures tilings of products for make.py: GPU time of a dispatch, each over other weights than the one before.
+// Measures the GPU time of products for make.py, tiling by tiling; each dispatch reads other weights than the one before it.
 
 import { FusedPipelines, type FusedPipeline } from "../../web/src/worker/gpu/kernels";
 

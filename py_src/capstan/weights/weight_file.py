@@ -34,8 +34,7 @@ class WeightFile:
     """A data file that is being loaded. `manifest` is known if it was written beforehand, or if the file is stored.
 
     Create it with `open`, use `read` for a few bytes and `load` for all, or `opened` for reads that go on, then `close`
-    it. A failure of the store is a
-    fallback, with a warning; a failure of the source is an error.
+    it. A failure of the store is a fallback, with a warning; a failure of the source is an error.
     """
 
     def __init__(

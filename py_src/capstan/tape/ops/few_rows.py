@@ -14,6 +14,7 @@ __all__ = [
     "FEWEST",
     "FEWEST_WIDE",
     "MOST_ROWS",
+    "SIXTEEN",
     "TALL",
     "WIDE",
     "DenseRowsTuning",

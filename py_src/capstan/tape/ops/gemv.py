@@ -18,7 +18,7 @@ from typing import Any
 from ..kernel_plan import KernelPlan, WorkgroupLimits
 from ..operation import ELEMENT_BYTES, Binding, Buffer, Kernel, Operation, Shared, Value
 from ..witness import Witness
-from .few_rows import FEWEST, FEWEST_WIDE, TALL, WIDE, norm_constants, tune_dense_rows, tune_rows
+from .few_rows import FEWEST, FEWEST_WIDE, SIXTEEN, TALL, WIDE, norm_constants, tune_dense_rows, tune_rows
 from .gemv_dense import column_width, tune_dense
 from .gemv_int4 import tune_matvec
 from .matrix_tiling import tune_few_dense, tune_few_rows
@@ -31,8 +31,6 @@ RUN = 32
 """Elements of a row that a thread takes at a time."""
 OCTET = 8
 """Elements of a row that a kernel reads at a time."""
-SIXTEEN = 16
-"""The only block size below a run: such a run has two scales."""
 
 
 @dataclass(frozen=True)
