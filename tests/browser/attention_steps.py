@@ -75,6 +75,8 @@ class Shape:
     whole: bool = False
     shares: bool = False
     slides: bool = False
+    gated: bool = False
+    """Whether other numbers follow each query."""
 
     @property
     def written(self) -> bool:

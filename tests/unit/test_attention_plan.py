@@ -31,6 +31,7 @@ class Shape:
     prepared: bool = False
     whole: bool = False
     slides: bool = False
+    gated: bool = False
 
 
 SIZES = [

@@ -159,7 +159,7 @@ def templates() -> set[str]:
     """Names of those of the kernels of tapes."""
     texts = {
         path.stem: path.read_text()
-        for room in ("products", "attention", "truth")
+        for room in ("products", "attention", "states", "truth")
         for path in (SHADERS / room).iterdir()
     }
     whole = {name for name, text in texts.items() if "fn main(" in text and "@group(" not in text}

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 __all__ = ["PASSES", "fitted", "fuse_step", "put_back", "require_computed"]
 
-PASSES = ("clears", "direct", "matvec", "gated", "norm", "residual", "attention", "dead", "prefill", "rows", "prompts")
+PASSES = (
+    *("clears", "direct", "matvec", "gated", "norm", "residual", "attention", "states", "dead", "prefill", "rows"),
+    "prompts",
+)
 """The passes over a recorded step, by the names in `Model.load(passes=...)`:
 
 clears     drop the clears of recycled buffers
@@ -40,6 +43,7 @@ norm       norms computed by the product that reads them (needs matvec; those of
 residual   residuals, biases, factors and caps by the product before them (needs matvec; residuals need norm or gated),
            and factors of embeddings by their lookup; casts of these with norm
 attention  rotary embedding, cache write and attention of one token in one kernel, and its join
+states     convolutions and linear attention of one token, with their states
 dead       drop operations whose results are never read
 prefill    replay prefill runs of a few lengths, with int4 matrix products by one of our kernels
 rows       one step for all rows of a generator (needs matvec, attention and whatever leaves nothing else as recorded)

@@ -11,7 +11,10 @@ from .fused_step import FusedStep, fused_step
 from .kernel_plan import WorkgroupLimits
 from .ops.attention import Attention
 from .ops.beside import Beside
+from .ops.convolution import Convolution
+from .ops.delta_rule import DeltaRule, GatedHeadNorm
 from .ops.gemv import MatVec, unfit_matvec
+from .ops.head_gate import HeadGate
 from .ops.lookup import Lookup, lookup_in
 from .ops.position_row import PositionRow
 from .placement import Placement, place_values
@@ -116,8 +119,12 @@ def _several(
             raise TapeError("another kernel writes the caches, which works only for separate rows")
         made = replace(what, rows=rows, along=along, tabled=spans.table is not None, packed=spans.packed)
         return replace(node, what=made)
-    if isinstance(what, Lookup):
+    if isinstance(what, Lookup | GatedHeadNorm | HeadGate):
         return replace(node, what=replace(what, rows=rows))
+    if isinstance(what, Convolution | DeltaRule):
+        if not along:
+            raise TapeError(f"{what.title} has a form only for one sequence")
+        return replace(node, what=replace(what, positions=rows))
     if isinstance(what, PositionRow):
         return replace(node, what=replace(what, rows=rows, along=along))
     found = lookup_in(recording, ops[what.index]) if isinstance(what, Recorded) else None

@@ -4,8 +4,11 @@
     packed.py                lists the buffers of a product's weights
     gemv.py                  defines products of one row or a few rows. gemv_int4.py, gemv_dense.py and few_rows.py
                              choose their tiling, gemv_recorded.py recognises them, gemv_joins.py joins their neighbours
-    attention.py             defines attention of one token. attention_plan.py chooses its tiling,
-                             attention_recorded.py recognises it by attention_signatures.py
+    attention.py             defines attention of one token. attention_plan.py chooses its tiling, attention_recorded.py
+                             recognises it by attention_signatures.py and attention_finder.py
+    head_gate.py             defines the gate of an attention's result
+    convolution.py, delta_rule.py  define what has a state: causal convolutions, linear attention. traced.py follows
+                             their kernels, which state_signatures.py lists
     encoder_attention.py     recognises attention over an encoder's outputs
     lookup.py                looks up rows of tables by ids, position_row.py by positions
     beside.py                defines products of one row whose results are one vector
@@ -19,7 +22,7 @@ A new operation needs its own module, and a line in RULES (for decode steps) or 
 
 from __future__ import annotations
 
-from . import attention_recorded, beside, elementwise, encoder_attention, gemv_recorded, norm
+from . import attention_recorded, beside, convolution, delta_rule, elementwise, encoder_attention, gemv_recorded, norm
 from .gated_products import GatedProducts
 from .matmul import Products
 from .matmul_matrices import DenseProducts
@@ -31,6 +34,8 @@ __all__ = ["READERS", "RULES"]
 RULES = (
     attention_recorded.RULES,
     encoder_attention.RULES,
+    convolution.RULES,
+    delta_rule.RULES,
     elementwise.RULES,
     norm.RULES,
     gemv_recorded.RULES,

@@ -80,6 +80,8 @@ class Attention(Operation):
     """Whether these are positions of any sequences; the state has the sequence of each."""
     tabled: bool = False
     """Whether a table gives the row whose caches hold each position of each row; a row writes only its own caches."""
+    gated: bool = False
+    """Whether another vector follows each head of the queries in reads[0]; HeadGate multiplies the result by it."""
 
     @property
     def as_recorded(self) -> Attention:
@@ -200,7 +202,8 @@ class Attention(Operation):
         if self.norms:
             constants["EPSILON"] = self.norms.epsilon
             gammas = {name: ["recorded", gamma] for name, gamma in self.norms.gammas.items()}
-        packed = width if self.written else width + 2 * kv_width
+        asked = width * (1 + self.gated)
+        packed = asked if self.written else asked + 2 * kv_width
         shared = {"qkv": witness.keep(reads[0], packed * each)}
         if not self.whole:
             shared["state"] = witness.length_at

@@ -102,6 +102,10 @@ class AttentionShape(Protocol):
         """f16 or f32."""
 
     @property
+    def gated(self) -> bool:
+        """Whether another vector, the gate of its result, follows each head of the queries."""
+
+    @property
     def cache_bits(self) -> int:
         """Bits of an element of the caches, 8 or 4; 0 for caches of `element`."""
 
@@ -285,6 +289,7 @@ def form_constants(what: AttentionShape) -> dict[str, int | float | bool]:
     constants: dict[str, int | float | bool] = {
         "ROTARY": what.rotary or what.head,
         "INTERLEAVED": what.interleaved,
+        "QUERY_HEAD": what.head * (1 + what.gated),
         "CAPACITY": what.capacity,
         "WINDOW": what.window or what.capacity,
         "SCALE": what.scale,

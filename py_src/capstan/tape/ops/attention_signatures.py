@@ -75,14 +75,13 @@ def vector(value: Number) -> tuple[int, ...]:
     return value
 
 
-def rotates_whole_heads(kernel: OrtKernel) -> bool:
-    """Whether the kernel rotates queries and keys of one token, each element of a head with its partner in the other
-    half.
+def rotates_heads(kernel: OrtKernel) -> bool:
+    """Whether the kernel rotates queries and keys of one token: the first elements of a head, each with its partner in
+    the other half of these.
     """
     query, key = vector(kernel.uniforms["q_global_shape"]), vector(kernel.uniforms["k_global_shape"])
-    half = vector(kernel.uniforms["cos_cache_shape"])[1]
-    one = query[:2] == key[:2] == (1, 1) and query[3] == key[3] == half
-    return one and 2 * half == kernel.number("head_size")
+    half, head = vector(kernel.uniforms["cos_cache_shape"])[1], kernel.number("head_size")
+    return query[:2] == key[:2] == (1, 1) and query[3] == key[3] == head - half and 2 * half <= head
 
 
 def writes_one_token(kernel: OrtKernel) -> bool:
@@ -136,7 +135,8 @@ def why_not_packed(kernel: OrtKernel, unit: int) -> str:
 
 def why_not_apart(kernel: OrtKernel) -> str:
     heads, kv_heads = (vector(kernel.uniforms[f"{name}_global_shape"])[2] for name in ("q", "k"))
-    return unfit_heads(heads, kv_heads, kernel.number("head_size"), 0, kernel.element)
+    half = vector(kernel.uniforms["cos_cache_shape"])[1]
+    return unfit_heads(heads, kv_heads, kernel.number("head_size"), 2 * half, kernel.element)
 
 
 def rotary(kind: str, element: str, pairs: tuple[str, ...]) -> Signature:
@@ -331,7 +331,7 @@ SIGNATURES = (
         has=(*APART_LINES, "let q_at_qi = q_input[qi];", "let k_at_kj = k_input[kj];"),
         asked=("head_size",),
         weights=("cos_cache", "sin_cache"),
-        holds=rotates_whole_heads,
+        holds=rotates_heads,
         why=why_not_apart,
     ),
     Signature(
@@ -347,7 +347,7 @@ SIGNATURES = (
         ),
         asked=("head_size", "qk_norm_epsilon"),
         weights=("cos_cache", "sin_cache", "q_norm_weight", "k_norm_weight"),
-        holds=rotates_whole_heads,
+        holds=rotates_heads,
         why=why_not_apart,
     ),
     Signature(

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from ..ort_kernels import Met, OrtKernel, Rules, Signature
 from ..step_graph import Node, StepGraph
 from .attention import Attention
+from .attention_finder import Finder
 from .attention_plan import fits_attention
-from .attention_recorded import Finder, with_joined
+from .attention_recorded import with_joined
 from .attention_signatures import ATTENTION_LACKS, JOIN_LINES, QUANTIZED, SPLIT_LINES, one_query, vector
 
 __all__ = ["RULES"]

@@ -132,6 +132,25 @@ def gated_half(met: Met) -> list[Node] | None:
     return [total, met.node(what, (value,), met.written("output"))]
 
 
+def three_weights(kernel: OrtKernel) -> list[MatVec]:
+    """The weights of q, k and v."""
+    at, k, block = kernel.at, kernel.number("K"), kernel.number("block_size")
+    sizes = {"q": kernel.number("Nq"), "k": kernel.number("Nkv"), "v": kernel.number("Nkv")}
+    return [MatVec(at[f"{x}_b"], at[f"{x}_scales_b"], n, k, block, kernel.element) for x, n in sizes.items()]
+
+
+def three_products(met: Met) -> list[Node] | None:
+    products = three_weights(met.kernel)
+    x = met.read("input_a")
+    outputs = (f"{name}_output" for name in "qkv")
+    nodes = [met.node(each, (x,), met.written(name)) for each, name in zip(products, outputs, strict=True)]
+    return nodes if all(fits_matvec(each) for each in products) else None
+
+
+def one_plain_row(kernel: OrtKernel) -> bool:
+    return kernel.uniforms["batch_count"] == 1 and kernel.uniforms["skip_size"] == 0
+
+
 def one_gated_row(kernel: OrtKernel) -> bool:
     skipped = kernel.number("K") if "skip" in kernel.at else 0
     return kernel.uniforms["batch_count"] == 1 and kernel.uniforms["skip_size"] == skipped
@@ -140,6 +159,8 @@ def one_gated_row(kernel: OrtKernel) -> bool:
 TO_INT8 = "to_int8"
 INT8 = {f"matvec_int8_{bits}": bits for bits in (4, 8)}
 """Products of int8 by weights of `bits` bits, by the name of their kernels."""
+
+THREE_WEIGHTS = ("q_b", "q_scales_b", "k_b", "k_scales_b", "v_b", "v_scales_b")
 
 ZERO_POINTS = (
     "let offset = row * c_dim + col;",
@@ -266,6 +287,24 @@ RULES = Rules(
                 # With a sum and a norm the kernel binds more storage buffers than some adapters allow.
                 ((), (), ()),
             )
+        ),
+        Signature(
+            "three_products",
+            "matvec",
+            ("input_a", *THREE_WEIGHTS, "q_output", "k_output", "v_output"),
+            has=(
+                "const default_zero_point = vec4<q_output_element_t>(q_output_element_t(8));",
+                "let inv_std = 1.0;",
+                "unpack_nibble_values((weight[i] >> 4) & 0x0F0F0F0Fu)",
+                "q_output[batch * uniforms.Nq + b_global]=q_output_value_t(q_output_value);",
+                "v_output[batch * uniforms.Nkv + b_global]=v_output_value_t(v_output_value);",
+            ),
+            asked=("Nq", "Nkv", "K", "block_size"),
+            weights=THREE_WEIGHTS,
+            lacks=("bias[", "inverseSqrt("),
+            holds=one_plain_row,
+            parts=three_products,
+            why=lambda kernel: next(filter(None, map(unfit_matvec, three_weights(kernel))), ""),
         ),
         Signature(
             "matmul",

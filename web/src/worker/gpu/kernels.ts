@@ -6,7 +6,7 @@ import { EngineError } from "../../wire/errors";
 import { declaredBindings, expanded, included, type KernelText } from "./wgsl";
 
 /** Rooms of web/src/worker/shaders with our kernels; a file's name is in one of them. */
-const ROOMS = ["products", "attention", "truth"];
+const ROOMS = ["products", "attention", "states", "truth"];
 
 /** A file of a room; esbuild brings all files that this may name. */
 function file(name: string): string {

@@ -15,7 +15,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
   let caches = caches_of(workgroup.y);
   let row = (caches * KV_HEADS + kv_head) * CAPACITY + position;
   let turn = turned(caches, position);
-  let keys_at = workgroup.y * QKV_CHUNKS + (HEADS + kv_head) * CHUNKS;
+  let keys_at = workgroup.y * QKV_CHUNKS + HEADS * QUERY_CHUNKS + kv_head * CHUNKS;
   let values_at = keys_at + KV_HEADS * CHUNKS;
 #if QUANTIZED
   let scales = scales_of(keys_at, values_at, turn);

@@ -14,7 +14,7 @@
 // PACKED: each is a position of any of the sequences that have caches, several of one too; state[0] is its length up to that position,
 // state[1] the sequence. APPENDED: ALONG or PACKED.
 //
-// For each sequence, qkv is [(HEADS + 2 * KV_HEADS) * HEAD], cos and sin [*, ROTARY / 2], keys and values [KV_HEADS,
+// For each sequence, qkv is [HEADS * QUERY_HEAD + 2 * KV_HEADS * HEAD] (a query begins every QUERY_HEAD elements, which may be followed by others), cos and sin [*, ROTARY / 2], keys and values [KV_HEADS,
 // CAPACITY, HEAD] (read, and written at the new position), y [HEADS * HEAD], gammas [HEAD], sinks [HEADS].
 // SLIDING: caches, cos and sin begin at each sequence's base (held.wgsl), with CAPACITY rows for each sequence.
 // If an adapter allows fewer storage buffers, the join writes y and adds the sinks. Constants: HEADS, KV_HEADS, HEAD (whole chunks of 16
@@ -161,10 +161,11 @@ fn largest_of(v: Values) -> f32 {
 }
 
 const CHUNKS = HEAD / PER;
+const QUERY_CHUNKS = QUERY_HEAD / PER;
 #if WRITTEN
-const QKV_CHUNKS = HEADS * CHUNKS;
+const QKV_CHUNKS = HEADS * QUERY_CHUNKS;
 #else
-const QKV_CHUNKS = (HEADS + 2u * KV_HEADS) * CHUNKS;
+const QKV_CHUNKS = HEADS * QUERY_CHUNKS + 2u * KV_HEADS * CHUNKS;
 #endif
 const HALF_CHUNKS = ROTARY / PER / 2u; // of the rotated elements
 const GROUP = HEADS / KV_HEADS;

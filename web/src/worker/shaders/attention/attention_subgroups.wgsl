@@ -81,7 +81,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
   let other = partner(chunk);
 #endif
 #if !WRITTEN
-  let keys_at = sequence * QKV_CHUNKS + (HEADS + kv_head) * CHUNKS;
+  let keys_at = sequence * QKV_CHUNKS + HEADS * QUERY_CHUNKS + kv_head * CHUNKS;
   let values_at = keys_at + KV_HEADS * CHUNKS;
   let key_turn = k_rotation(chunk, turn);
   let plain_key = unpacked(qkv[keys_at + chunk]);
@@ -114,7 +114,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
   let query_turn = q_rotation(chunk, turn);
 #endif
 #repeat h TILE
-  let at = sequence * QKV_CHUNKS + (kv_head * GROUP + min(tile * TILE + h, GROUP - 1u)) * CHUNKS;
+  let at = sequence * QKV_CHUNKS + (kv_head * GROUP + min(tile * TILE + h, GROUP - 1u)) * QUERY_CHUNKS;
   let part = unpacked(qkv[at + chunk]);
 #if PREPARED
   query[h] = part * strength;

@@ -39,10 +39,10 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
   let tile = workgroup.y % TILES;
   let position = length - 1u;
   let rows = (caches * KV_HEADS + kv_head) * CAPACITY + before;
-  let keys_at = sequence * QKV_CHUNKS + (HEADS + kv_head) * CHUNKS;
+  let keys_at = sequence * QKV_CHUNKS + HEADS * QUERY_CHUNKS + kv_head * CHUNKS;
   for (var i = thread; i < TILE * CHUNKS; i += WORKGROUP) {
     let chunk = i % CHUNKS;
-    let at = sequence * QKV_CHUNKS + (kv_head * GROUP + min(tile * TILE + i / CHUNKS, GROUP - 1u)) * CHUNKS;
+    let at = sequence * QKV_CHUNKS + (kv_head * GROUP + min(tile * TILE + i / CHUNKS, GROUP - 1u)) * QUERY_CHUNKS;
     var strength = STRENGTH;
 #if PREPARED
     query[i] = unpacked(qkv[at + chunk]) * strength;

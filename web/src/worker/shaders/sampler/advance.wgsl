@@ -1,6 +1,6 @@
 // Ends a step of one row: the token goes to the ring and, unless the row is done, becomes the next step's input.
 //
-// Done: padding into the ring, nothing else. No token: into the ring, the row is done. An end-of-sequence id: into the ring, the row is done, input and mask stay.
+// Done: padding into the ring (NOTHING in a drafted step), nothing else. No token: into the ring, the row is done. An end-of-sequence id: into the ring, the row is done, input and mask stay.
 // Else: input_ids = token, mask[length] = 1, position_ids = length, length + 1, the memory has the token; at max_length the ring alone advances.
 // A drafted step calls it for each position in turn; past the first pick that is not the draft after it, NOTHING goes to the ring.
 // int64 values are written as two words. A model without position_ids has a buffer of the
@@ -20,7 +20,7 @@ fn advance(row: u32, given: u32) {
   let slot = row * sizes.ring_capacity + cursor % sizes.ring_capacity;
   state[at + 1u] = cursor + 1u;
   if (state[at + 2u] != 0u) {
-    ring[slot] = params.pad;
+    ring[slot] = select(params.pad, NOTHING, POSITIONS > 1u);
     return;
   }
   if (POSITIONS > 1u && state[REFUSED] != 0u) {

@@ -42,7 +42,7 @@
 
 const GROUP = HEADS / KV_HEADS;
 const HALF_ROTARY = ROTARY / 2u;
-const KEYS = HEADS * HEAD; // where the keys of qkv begin
+const KEYS = HEADS * QUERY_HEAD; // where the keys of qkv begin
 const VALUES = KEYS + KV_HEADS * HEAD;
 
 #if QUANTIZED
@@ -196,7 +196,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
   }
   let kv_head = head / GROUP;
 #if !PREPARED
-  let q_inverse = inverse_size(head * HEAD);
+  let q_inverse = inverse_size(head * QUERY_HEAD);
 #endif
 #if !WRITTEN
   let new_key = KEYS + kv_head * HEAD;
@@ -209,7 +209,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
   var query = array<f32, HEAD>();
   var size = 0.0; // of the terms that are turned
   for (var i = 0u; i < HEAD; i++) {
-    let terms = rotated(head * HEAD, i, position, q_inverse);
+    let terms = rotated(head * QUERY_HEAD, i, position, q_inverse);
     plain[i] = terms.x + terms.y;
     size += (abs(terms.x) + abs(terms.y)) * (abs(terms.x) + abs(terms.y)) / f32(HEAD);
   }
@@ -221,12 +221,12 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
 #endif
   for (var i = 0u; i < HEAD; i++) {
 #if PREPARED
-    let q = vec2<f32>(f32(qkv[head * HEAD + i]), 0.0);
+    let q = vec2<f32>(f32(qkv[head * QUERY_HEAD + i]), 0.0);
 #else
 #if TURNED
     let q = vec2<f32>(query[i], 0.0);
 #else
-    let q = rotated(head * HEAD, i, position, q_inverse);
+    let q = rotated(head * QUERY_HEAD, i, position, q_inverse);
 #endif
 #endif
     var key = cached_key(kv_head * CAPACITY + min(at, CAPACITY - 1u), i);
