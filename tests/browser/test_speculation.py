@@ -20,6 +20,16 @@ CASES: dict[str, dict[str, Any]] = {
 }
 DRAFTING = {"ngram_size": 2, "max_draft_tokens": 4, "always": True}
 LENGTH = 60
+HEADED = "qwen3_5_mtp"
+STATEFUL = ("lfm2", "qwen3_5_text")
+"""Models with the states of convolutions, and of linear attention, too."""
+LONG = [(31 * i + 7) % 253 for i in range(70)]
+
+
+@pytest.fixture(scope="module")
+def mounted(site: SiteServer) -> None:
+    site.models[HEADED] = HEADS / HEADED
+    site.models.update({name: FIXTURES / "families" / name for name in STATEFUL})
 
 
 @pytest.mark.one_in
@@ -40,6 +50,22 @@ def test_drafts_verified_on_the_gpu_change_no_token(model: str, cases: int, scri
         assert result["drafted"]["steps"] < result["plain"]["steps"]
     greedy = results[0]["plain"]["sequences"][0]
     ending = {**searches[0], "eos": [greedy[-4]]}
+    [ended] = run(scripts, cases=[ending], **{**arguments, "prompt": greedy[:-12]})
+    assert ended["drafted"]["reasons"][0] == "stop"
+
+
+@pytest.mark.usefixtures("mounted")
+@pytest.mark.parametrize("model", STATEFUL)
+def test_states_follow_the_accepted_drafts(model: str, scripts: PageScripts) -> None:
+    """To max_length, after a rewind, and to an end of sequence, for a model with states."""
+    search = {"max_length": LENGTH, "logit_bias": FEW}
+    arguments: dict[str, Any] = {"model": model, "prompt": PROMPT, "drafting": DRAFTING}
+    [result] = run(scripts, cases=[search], **arguments)
+    stats = result["drafted"]["stats"]
+    assert stats["rounds"] > stats["none"], "where nothing is accepted this shows little"
+    assert stats["rounds"] > stats["full"], "where nothing is refused this shows little"
+    greedy = result["plain"]["sequences"][0]
+    ending = {**search, "eos": [greedy[-4]]}
     [ended] = run(scripts, cases=[ending], **{**arguments, "prompt": greedy[:-12]})
     assert ended["drafted"]["reasons"][0] == "stop"
 
@@ -93,15 +119,6 @@ def on_the_reference_device(
         generated(generator)
         assert generator.speculation is not None
         return generator.speculation.accepted_by_step
-
-
-HEADED = "qwen3_5_mtp"
-LONG = [(31 * i + 7) % 253 for i in range(70)]
-
-
-@pytest.fixture(scope="module")
-def mounted(site: SiteServer) -> None:
-    site.models[HEADED] = HEADS / HEADED
 
 
 @pytest.mark.usefixtures("mounted")

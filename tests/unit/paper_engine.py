@@ -307,9 +307,17 @@ class PaperEngine:
     def set_sampling(self, sampler: int, program: object) -> None:
         self._call()
 
-    def set_drafts(self, sampler: int, input_ids: int, logits: int, positions: int, drafter: int = 0) -> None:
+    def set_drafts(
+        self,
+        sampler: int,
+        input_ids: int,
+        logits: int,
+        positions: int,
+        drafter: int = 0,
+        states: Sequence[tuple[int, int, int]] = (),
+    ) -> None:
         self._call()
-        for buffer in (input_ids, logits):
+        for buffer in (input_ids, logits, *(handle for each in states for handle in each[:2])):
             if ("buffer", buffer) not in self.handles:
                 self.wrong.append(f"drafts are given buffer {buffer}, which was destroyed")
 

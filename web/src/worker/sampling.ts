@@ -5,7 +5,7 @@ import type { BoundSessions } from "./bound_sessions";
 import { copyBytes } from "./crossing";
 import type { SamplingCalls } from "./engine_calls";
 import { BeamSearch, RECORDED } from "./gpu/beam_search";
-import type { WatchedDevice } from "./gpu/device";
+import type { BufferPart, WatchedDevice } from "./gpu/device";
 import { type BurstResult, RingReader } from "./gpu/ring";
 import { Sampler, type SamplerTargets } from "./gpu/sampler";
 import type { SamplerProgram } from "./gpu/sampler_program";
@@ -171,12 +171,28 @@ export class Sampling implements SamplingCalls {
 
   /**
    * Let the sampler take steps with drafts, over a tape of this number of positions with these input ids and logits. The
-   * drafts are picks of the sampler `drafter`, or found in the sequence if that is 0.
+   * drafts are picks of the sampler `drafter`, or found in the sequence if that is 0. `states` is a JSON list of
+   * [buffer of a state, buffer of the state after each position, bytes of the state].
    */
-  setDrafts(sampler: number, inputIds: number, logits: number, positions: number, drafter: number): void {
-    const targets = { inputIds: this.buffers.get(inputIds), logits: this.buffers.get(logits), positions };
-    const other = drafter ? this.samplers.get(drafter).sampler : null;
-    this.samplers.get(sampler).sampler.setDrafts({ ...targets, drafter: other });
+  setDrafts(
+    sampler: number,
+    inputIds: number,
+    logits: number,
+    positions: number,
+    drafter: number,
+    states: string,
+  ): void {
+    const part = (handle: number, size: number): BufferPart => ({ buffer: this.buffers.get(handle), offset: 0, size });
+    this.samplers.get(sampler).sampler.setDrafts({
+      inputIds: this.buffers.get(inputIds),
+      logits: this.buffers.get(logits),
+      positions,
+      drafter: drafter ? this.samplers.get(drafter).sampler : null,
+      states: (JSON.parse(states) as [number, number, number][]).map(([past, kept, bytes]) => ({
+        past: part(past, bytes),
+        kept: part(kept, positions * bytes),
+      })),
+    });
   }
 
   /**

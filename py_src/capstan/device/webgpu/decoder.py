@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import Awaitable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 from ...errors import OptionError
@@ -111,7 +110,9 @@ class WebGpuDecoder(SampledRows, SampledRow):
         self.scratch = scratch
         """Scratch of the decoder's tapes, and of the tape of the joint rows for which it runs prompts."""
         self._take_step(step)
-        self._drafted = DraftedSteps(engine, sampler, partial(maker.draft_tape, self))
+        self._drafted = DraftedSteps(engine, sampler, self._make_drafted)
+        self._unread = 0
+        """Drafted bursts under way."""
         self._drafter: WebGpuDecoder | None = None
         """The draft model's decoder."""
         self._picked = 0
@@ -142,9 +143,7 @@ class WebGpuDecoder(SampledRows, SampledRow):
 
     async def _record(self) -> None:
         runs = self.runs
-        runs.mask_bound = None
-        if runs.snapshots is not None:
-            runs.snapshots.taken, runs.snapshots.live = {}, None
+        runs.forget()
         self._take_step(await self._maker.record_step(self, self._step))
         if runs.tapes is not None:
             # The repeated prompt does not count as a second one.
@@ -265,7 +264,7 @@ class WebGpuDecoder(SampledRows, SampledRow):
 
     def submit(self, picks: int, sample_first: bool, rows: Sequence[int] = ONE) -> Awaitable[Burst]:
         runs = self.runs
-        runs.before_steps(runs.length + picks - 1)
+        runs.before_steps(None if self._unread else runs.length + picks - 1)
         cursor = runs.cursor
         first = runs.length + 1 if sample_first else runs.length
         # The first step runs the pick before it, which is counted already.
@@ -299,6 +298,10 @@ class WebGpuDecoder(SampledRows, SampledRow):
     def counters(self) -> Counters:
         return {**super().counters(), **disk_reads(self.buffers.inputs)}
 
+    async def _make_drafted(self, positions: int) -> RowTape[DraftBuffers] | str:
+        self.runs.forget()
+        return await self._maker.draft_tape(self, positions)
+
     async def prepare_drafts(self, options: Speculation, drafter: RowDecoder | None = None) -> str | None:
         self._require_open()
         self._drafter = one = cast("WebGpuDecoder | None", drafter)
@@ -328,6 +331,7 @@ class WebGpuDecoder(SampledRows, SampledRow):
         if drafts is not None:
             raise ValueError("drafts were given, but this device finds drafts itself: give None")
         most = steps * self._drafted.positions
+        runs.before_steps(None)
         self.buffers.make_room(runs.length - 1, most + 1)
         drafter = (0, 0) if self._drafter is None else self._drafter.draft(most, runs.length)
         burst = self._drafted.submit(steps, runs.length, runs.cursor, drafter)
@@ -336,6 +340,7 @@ class WebGpuDecoder(SampledRows, SampledRow):
         runs.length += most
         runs.mask_bound = runs.length
         self._steps += steps
+        self._unread += 1
         return self._accepted(burst, most)
 
     def draft(self, steps: int, length: int) -> tuple[int, int]:
@@ -353,6 +358,10 @@ class WebGpuDecoder(SampledRows, SampledRow):
     async def _accepted(self, waiting: Awaitable[Burst], most: int) -> Burst:
         burst = await waiting
         self.runs.length -= most - len(burst.ids)
+        self._unread -= 1
+        if not self._unread and self.runs.snapshots is not None:
+            # Each step but the last pick's has run.
+            self.runs.snapshots.live = self.runs.length - 1
         return burst
 
     async def carried(self, name: str) -> CarriedTensor:

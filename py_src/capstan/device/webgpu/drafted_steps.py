@@ -62,7 +62,7 @@ class DraftedSteps:
             self._made = found
         drafting = Drafting(options.max_draft_tokens, options.searched, options.chained)
         buffers = self._made.buffers
-        self._sampler.set_drafts(drafting, buffers.input_ids, buffers.logits, drafter)
+        self._sampler.set_drafts(drafting, buffers.input_ids, buffers.logits, drafter, buffers.states)
         return None
 
     def submit(self, steps: int, length: int, cursor: int, drafter: tuple[int, int]) -> Awaitable[Burst]:

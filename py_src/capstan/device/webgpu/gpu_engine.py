@@ -324,10 +324,19 @@ class GpuSampling(GpuAdapter, Protocol):
     ) -> Awaitable[Sequence[float]]:
         """Submit a burst of `picks` steps. Returns the fields of a Burst except its ids, then the ids, row by row."""
 
-    def set_drafts(self, sampler: int, input_ids: int, logits: int, positions: int, drafter: int = 0) -> None:
+    def set_drafts(
+        self,
+        sampler: int,
+        input_ids: int,
+        logits: int,
+        positions: int,
+        drafter: int = 0,
+        states: Sequence[tuple[int, int, int]] = (),
+    ) -> None:
         """Let steps find drafts, for a tape over `positions` positions with these buffers of ids and logits; with the
         draft model's sampler `drafter`, which has drafts over 2 positions, let them take its picks as drafts. Called
-        again after each change of the sampler's program.
+        again after each change of the sampler's program. `states` has for each state its buffer, the buffer with the
+        state after each position of the step, and the bytes of the state.
         """
 
     def drafted_burst(

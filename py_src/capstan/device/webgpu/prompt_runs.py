@@ -249,8 +249,14 @@ class PromptRuns:
         self.buffers.settle(valid)
         self.held = valid
 
-    def before_steps(self, end: int) -> None:
-        """Prepare for decode steps, up to `end` positions."""
+    def forget(self) -> None:
+        """Note that other work overwrites the sequence's buffers."""
+        self.mask_bound = None
+        if self.snapshots is not None:
+            self.snapshots.taken, self.snapshots.live = {}, None
+
+    def before_steps(self, end: int | None) -> None:
+        """Prepare for decode steps, up to `end` positions; None if their number is not known yet."""
         if self.closed:
             self.require_open()
         if self.snapshots is not None:

@@ -50,14 +50,19 @@ class RowSampler:
         self._set_program(Drafting())
 
     def set_drafts(
-        self, drafting: Drafting, input_ids: DeviceBuffer, logits: DeviceBuffer, drafter: RowSampler | None
+        self,
+        drafting: Drafting,
+        input_ids: DeviceBuffer,
+        logits: DeviceBuffer,
+        drafter: RowSampler | None,
+        states: Sequence[tuple[int, int, int]],
     ) -> None:
         """Let steps find drafts, for a tape with ids and logits in these buffers; the picks of a `drafter` are the
-        drafts.
+        drafts. For `states` see GpuEngine.set_drafts.
         """
         self._set_program(drafting)
         other = 0 if drafter is None else drafter.handle
-        self.engine.set_drafts(self.handle, input_ids.handle, logits.handle, 1 + drafting.most, other)
+        self.engine.set_drafts(self.handle, input_ids.handle, logits.handle, 1 + drafting.most, other, states)
 
     def _set_program(self, drafting: Drafting) -> None:
         options, row = self._search

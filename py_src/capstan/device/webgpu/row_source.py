@@ -112,6 +112,8 @@ class RowSource:
             undo.push_async_callback(one.close)
             try:
                 self._require_taped(one)
+                if self.loaded.about.states:
+                    raise TapeError("the model has states, which a step of several rows would advance in idle rows")
                 owner = f"{self.loaded.owner} rows of {one.owner}"
                 buffers = await RowBuffers.allocate(one.buffers, rows, owner, given)
                 tape = await self._tape(one, row_kind(self.loaded.engine, one.runs, buffers), self._recorded)
@@ -221,8 +223,8 @@ class RowSource:
     def _require_taped(self, one: WebGpuDecoder) -> None:
         if one.capture != "tape":
             raise TapeError(f"a step of one row has no tape: {one.capture_note}")
-        if self.loaded.about.states or self.loaded.about.growing:
-            raise TapeError("the model has states or caches besides those that attention writes in place")
+        if self.loaded.about.growing:
+            raise TapeError("the model has caches that grow with each run")
 
     async def _recorded(self, one: WebGpuDecoder, kind: TapeKind[B]) -> RowTape[B]:
         """A new tape, recorded with a captured session over the decoder's buffers, checked and stored."""

@@ -49,6 +49,8 @@ export interface DraftTargets {
   logits: GPUBuffer;
   positions: number;
   drafter: Sampler | null;
+  /** The states of a model that has some: what the next step reads, and what a step keeps after each position. */
+  states: readonly { past: BufferPart; kept: BufferPart }[];
 }
 
 const MAX_VOCAB = 1 << 24;
@@ -80,7 +82,7 @@ export class Sampler {
   private bindGroups = new Map<string, GPUBindGroup>();
   private plan: Plan = [];
   private program: SamplerProgram | null = null;
-  private drafts: (DraftTargets & { start: Plan; pair: Plan; find: Plan; pick: Plan }) | null = null;
+  private drafts: (DraftTargets & { start: Plan; pair: Plan; find: Plan; pick: Plan; settle: Plan }) | null = null;
 
   /**
    * Makes every buffer it will use, but those that a program needs. Throws RangeError where a target does not fit.
@@ -156,8 +158,15 @@ export class Sampler {
     const { state } = this.targets;
     const found = [state, inputIds, this.memory] as const;
     const pick = this.planned(program, logits, positions);
+    const { WG } = blocking(vocab);
+    const settle = targets.states.flatMap(({ past, kept }) =>
+      single("settle", vocab, state, this.memory, kept, past).map((each) => ({
+        ...each,
+        blocks: Math.ceil(past.size / 4 / WG),
+      })),
+    );
     if (targets.drafter === null) {
-      this.drafts = { ...targets, start: [], pair: [], find: single("draft", vocab, ...found), pick };
+      this.drafts = { ...targets, start: [], pair: [], find: single("draft", vocab, ...found), pick, settle };
       return;
     }
     const { targets: other, drafts: pair } = targets.drafter;
@@ -172,6 +181,7 @@ export class Sampler {
       pair: single("drafterPair", other.vocab, state, this.memory, other.state),
       find: single("drafterPicks", vocab, ...found, other.ring),
       pick,
+      settle,
     };
   }
 
@@ -284,6 +294,7 @@ export class Sampler {
     this.encodePlan(drafts.find, passFor);
     run();
     for (let place = 0; place < drafts.positions; place++) this.encodePlan(drafts.pick, passFor);
+    this.encodePlan(drafts.settle, passFor);
   }
 
   private encodePlan(plan: Plan, passFor: (pipeline: GPUComputePipeline) => GPUComputePassEncoder): void {

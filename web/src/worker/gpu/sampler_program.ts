@@ -15,6 +15,7 @@ import greedySource from "../shaders/sampler/greedy.wgsl";
 import histogramSource from "../shaders/sampler/histogram.wgsl";
 import keysSource from "../shaders/sampler/keys.wgsl";
 import prefixSource from "../shaders/sampler/prefix.wgsl";
+import settleSource from "../shaders/sampler/settle.wgsl";
 import sharedSource from "../shaders/sampler/sampler.wgsl";
 
 /** A Python SamplerProgram. */
@@ -44,6 +45,7 @@ const KERNELS = {
   drafterStart: [sharedSource, drafterStartSource],
   drafterPair: [sharedSource, drafterPairSource],
   drafterPicks: [sharedSource, drafterPicksSource],
+  settle: [sharedSource, settleSource],
   blockMax: [sharedSource, blockMaxSource],
   histogram: [sharedSource, prefixSource, cutSource, histogramSource],
   blockSums: [sharedSource, prefixSource, cutSource, blockSumsSource],
@@ -80,6 +82,7 @@ const BINDINGS = {
     ...words("storage", "state", "inputs", "memory"),
     ...words("read-only-storage", "drafter_ring"),
   ],
+  settle: [...SHARED, ...words("read-only-storage", "state", "memory", "states"), ...words("storage", "past")],
   end: [
     ...SHARED,
     ...words("storage", "state"),

@@ -26,7 +26,7 @@ from ..row_buffers import RowBuffers
 from ..sequence_buffers import SequenceBuffers
 from .comparison import WIDENED_STEP, Compared, require_alike
 from .stored_tapes import Span
-from .tape_making import Check, make_tape, recorded
+from .tape_making import Check, make_tape, recorded, state_copies
 from .tape_scratch import TapeScratch
 
 __all__ = [
@@ -137,7 +137,7 @@ async def widened_tape(
     """
     buffers = one.buffers
     async with recorded(engine, binding) as recording:
-        ops, _ = without_clears(captured_half(recording))
+        ops, _ = without_clears((*captured_half(recording), *state_copies(engine, buffers, recording)))
         check_replayable(recording)
         lasting = {engine.recorded_id(handle) for handle in buffers.written()}
         placement = fuse(recording, ops, lasting)

@@ -14,7 +14,6 @@ from ....graph import GraphDescription, LeftOut
 from ....host.spans import spanned
 from ....tape import (
     Command,
-    Copy,
     DispatchIndirect,
     NBitsWeights,
     Recorded,
@@ -37,7 +36,7 @@ from ..sequence_buffers import SequenceBuffers, left_out_by_cache
 from .comparison import RECORDED_STEP
 from .decode_step import DecodeStep
 from .step_check import Fused, StepCheck, gross
-from .tape_making import Check, make_tape, recorded
+from .tape_making import Check, make_tape, recorded, state_copies
 from .verdicts import Verdict, Verdicts, recording_digest
 
 __all__ = ["StepRecorder"]
@@ -85,7 +84,9 @@ class StepRecorder:
             ops = captured_half(recording)
             if self.step.capture == "tape":
                 try:
-                    tape, verdict = await self._make_tape(recording, (*ops, *self._state_copies(recording)))
+                    tape, verdict = await self._make_tape(
+                        recording, (*ops, *state_copies(engine, self.buffers, recording))
+                    )
                     engine.retire(self.step.captured)
                     return replace(self.step, tape=tape, passes=dict(verdict.passes), lasting=verdict.lasting)
                 except TapeError as error:
@@ -109,12 +110,6 @@ class StepRecorder:
             notes.append(str(error))
             engine.retire(self.step.captured)
             return replace(self.step, capture="off", note="; ".join(notes))
-
-    def _state_copies(self, recording: Recording) -> list[Copy]:
-        """Copies of the states from the buffers that the step writes to those that the next step reads."""
-        known = self.step.engine.recorded_id
-        pairs = [(known(new.buffer.handle), known(old.buffer.handle)) for new, old in self.buffers.carried]
-        return [Copy(new, 0, old, 0, recording.sizes[old]) for new, old in pairs]
 
     async def _make_tape(self, recording: Recording, ops: Sequence[Command]) -> tuple[int, Verdict]:
         """A tape that was checked, now or in an earlier load, and its verdict. Raises TapeError."""

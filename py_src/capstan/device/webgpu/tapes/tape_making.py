@@ -6,10 +6,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
-from ....tape import Recording
+from ....tape import Copy, Recording
 from ..gpu_engine import NOT_FUSED, GpuTapes
+from ..sequence_buffers import SequenceBuffers
 
-__all__ = ["Check", "make_tape", "recorded"]
+__all__ = ["Check", "make_tape", "recorded", "state_copies"]
 
 Check = Callable[[int], Awaitable[None]]
 """Raises TapeCheckError for a tape that differs from the eager run."""
@@ -23,6 +24,13 @@ async def recorded(engine: GpuTapes, binding: int) -> AsyncIterator[Recording]:
         yield recording
     finally:
         engine.drop_recording(recording.handle)
+
+
+def state_copies(engine: GpuTapes, buffers: SequenceBuffers, recording: Recording) -> list[Copy]:
+    """Copies of the states from the buffers that a recorded step writes to those that the next step reads."""
+    known = engine.recorded_id
+    pairs = [(known(new.buffer.handle), known(old.buffer.handle)) for new, old in buffers.carried]
+    return [Copy(new, 0, old, 0, recording.sizes[old]) for new, old in pairs]
 
 
 async def make_tape(
