@@ -51,6 +51,7 @@ async def generator_of(model, length, left, seen):
     # No token ends the sequence, whatever is picked.
     room = length + 3 * STEPS
     params.set_search_options(do_sample=False, max_length=room, min_length=room)
+    params.set_speculation(None)
     generator = capstan.Generator(model, params)
     generator.append_tokens([100 + 7919 * at % (model.config.vocab_size - 200) for at in range(length)])
     await generator.prepare_async(record=True)
