@@ -4,9 +4,10 @@ usage: python3 build.py exec benches/speculation.py --model FOLDER [--model DRAF
        [--tokens N] [--rounds N] [--drafts N,...] [--ngram N] [--random] [--software]
 
 Each case is generated without speculation, with it, and with every step drafted (`always`), by turns. Drafts are found
-in the text; or each DRAFT, a model of the same vocabulary, drafts for FOLDER, which is loaded again for each. The cases
-are chats: a text to repeat with one word changed, a program to rename in, a story, and that story drawn by temperature,
-top-k and top-p. With --random, for weights without meaning, they are greedy picks among six tokens, among all, and
+in the text; or each DRAFT, a model of the same vocabulary, drafts for FOLDER, which is loaded again for each; or, with
+--ngram 0, FOLDER's own multi-token-prediction head drafts. The cases are chats: a text to repeat with one word changed,
+a program to rename in, a story, and that story drawn by temperature, top-k and top-p.
+With --random, for weights without meaning, they are greedy picks among six tokens, among all, and
 draws; shapes/make_shape.py makes draft models of which a given share of drafts is right. With --software steps of
 several positions are taped on a software adapter, too. A line of JSON for each case and number of drafts: tokens a
 second (medians over the rounds, of the tokens after the first), their quotients, whether the ids are those without
@@ -134,7 +135,7 @@ async def main(folders):
         model = await capstan.Model.load(large, **given, draft_model=draft)
         print(model.adapter, file=sys.stderr)
         for most in map(int, args.drafts.split(",")):
-            await measure(model, most, None if draft else args.ngram, args)
+            await measure(model, most, None if draft else args.ngram or None, args)
         await model.aclose()
 
 

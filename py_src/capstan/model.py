@@ -149,9 +149,6 @@ class Model:
             raise
 
     async def _take_head(self, source: Source) -> None:
-        if self.device_type == "webgpu":
-            without_head(self.folder, "its drafts are verified only on the CPU: on WebGPU no tape can take back states")
-            return
         try:
             opened = await open_model(self.host, source, no_tokenizer)
         except (ModelFileError, UnsupportedModelError, OutOfMemoryError) as error:

@@ -315,9 +315,10 @@ class PaperEngine:
         positions: int,
         drafter: int = 0,
         states: Sequence[tuple[int, int, int]] = (),
+        head: Sequence[int] = (),
     ) -> None:
         self._call()
-        for buffer in (input_ids, logits, *(handle for each in states for handle in each[:2])):
+        for buffer in (input_ids, logits, *head[:3], *(handle for each in states for handle in each[:2])):
             if ("buffer", buffer) not in self.handles:
                 self.wrong.append(f"drafts are given buffer {buffer}, which was destroyed")
 

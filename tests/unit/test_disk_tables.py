@@ -276,7 +276,7 @@ async def test_a_step_on_webgpu_begins_once_the_rows_of_its_token_are_written(
     decoder = await model.decoder(64)
     decoder.set_search(SearchOptions())
     assert (decoder.max_burst, decoder.max_in_flight, decoder.after_first) == (1, 1, 0)
-    assert await model.draft_tape(decoder, 2) == "each token waits for its rows of tables on disk"
+    assert await model.draft_tape(decoder, 2, None) == "each token waits for its rows of tables on disk"
     picks, seen, tables = iter([7, OTHERS[0], 7, 11]), list[list[bytes]](), graphs.description.tables
 
     def written() -> list[bytes]:

@@ -188,6 +188,16 @@ class HiddenRow(Protocol):
         """Have the next run of the head read these hidden states, one for each token."""
 
 
+@runtime_checkable
+class HeadedRow(Protocol):
+    """A RowDecoder of one row, of a model whose multi-token-prediction head `submit_drafted` runs."""
+
+    async def follow_with_head(self, head: RowDecoder, tokens: Sequence[int]) -> None:
+        """Have the head's decoder follow the sequence, of at least two tokens, of which this decoder has run all but
+        the last one. Called while no burst is under way.
+        """
+
+
 class RowDecoder(Protocol):
     """Rows on a device: each has a KV cache, logits, a sampler and a token ring, and they are submitted together.
 

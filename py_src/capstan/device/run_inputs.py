@@ -33,7 +33,7 @@ from .run_input import (
 from .span_checks import INDEX_BYTES
 
 if TYPE_CHECKING:
-    from ..graph import GraphDescription
+    from ..graph import GraphDescription, TensorInfo
     from .cache_rows import PictureSpan
 
 __all__ = [
@@ -268,23 +268,72 @@ class Placed(RunInput):
 
 
 class HiddenStates(RunInput):
-    """The hidden states that a multi-token-prediction head reads, one for each token of a run."""
+    """The hidden states that a model gives to its multi-token-prediction head, or that the head reads, one for each
+    token of a run.
+    """
 
     given: bytes | memoryview = b""
-    """Those of the next run, set before it."""
+    """Those that the next run of a head reads, for a device that takes tensors of the host."""
+    source: tuple[DeviceSpan, int] | None = None
+    """Those that later runs of a head read, and the position of the first one."""
+    kept: tuple[int, int] = (0, 0)
+    """The position of the first hidden state of runs over prompts that is kept, and their number."""
+
+    def items(self) -> list[PoolItem]:
+        items = super().items()
+        kept = [item for item in items if self._gives and item.name == "prompt hidden"]
+        return [*items, *(pool_item("kept hidden", self.pool, item.bytes) for item in kept)]
+
+    def keep(self, memory: SequenceMemory, which: str, position: int, count: int) -> None:
+        """Keep the hidden states of a run over `count` tokens from a position on, after those of the runs before it if
+        there is room for them.
+        """
+        if not self._gives:
+            return
+        [each] = self.fetches(Run(which, 1))
+        size = byte_count(each.dtype, each.dims)
+        start, held = self.kept
+        if start + held != position or (held + count) * size > memory.spans["kept hidden"].length:
+            start, held = position, 0
+        rows, place = memory.spans[each.item].sub(0, count * size), memory.spans["kept hidden"]
+        memory.device.copy_tensors([(rows, place.sub(held * size, rows.length))])
+        self.kept = start, held + count
+
+    @property
+    def _gives(self) -> bool:
+        """Whether the model has a head, and is not one itself."""
+        return self.about.hidden is not None and self.about.reads_hidden is None
 
     def feeds(self, run: Run) -> list[RunTensor]:
         info = self.about.reads_hidden
-        return [] if info is None else [RunTensor(info.name, "hidden states", info.dtype, self._dims(run.tokens))]
+        return [] if info is None else [hidden_tensor(info, f"{run.which} hidden states", run.tokens)]
+
+    def fetches(self, run: Run) -> list[RunTensor]:
+        info = self.about.hidden
+        return [] if info is None else [hidden_tensor(info, f"{run.which} hidden", run.tokens)]
+
+    def write_prompt(self, memory: SequenceMemory, ids: Sequence[int], past: int, valid: int | None) -> None:
+        self._copy(memory, "prompt", past, len(ids))
+
+    def write_step(self, memory: SequenceMemory, token: int, position: int) -> None:
+        self._copy(memory, "input", position, 1)
+
+    def _copy(self, memory: SequenceMemory, which: str, position: int, count: int) -> None:
+        if self.source is not None:
+            span, first = self.source
+            [each] = self.feeds(Run(which, 1))
+            size = byte_count(each.dtype, each.dims)
+            rows = span.sub((position - first) * size, count * size)
+            memory.device.copy_tensors([(rows, memory.spans[each.item].sub(0, rows.length))])
 
     def on_host(self, ids: Sequence[int], past: int) -> list[HostTensor]:
-        info = self.about.reads_hidden
-        return [] if info is None else [HostTensor(info.name, info.dtype, self._dims(len(ids)), self.given)]
+        feeds = self.feeds(Run("prompt", len(ids)))
+        return [HostTensor(each.name, each.dtype, each.dims, self.given) for each in feeds]
 
-    def _dims(self, tokens: int) -> tuple[int, ...]:
-        info = self.about.reads_hidden
-        assert info is not None, "feeds and on_host ask"
-        return (1, tokens, *(size for size in info.dims[2:] if isinstance(size, int)))
+
+def hidden_tensor(info: TensorInfo, item: str, tokens: int) -> RunTensor:
+    """Hidden states of a run over these tokens."""
+    return RunTensor(info.name, item, info.dtype, (1, tokens, *(n for n in info.dims[2:] if isinstance(n, int))))
 
 
 def give_hidden(inputs: Sequence[RunInput], rows: bytes | memoryview) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 from ..device.hidden_rows import HiddenRows
-from ..device.row_interface import HiddenRow
+from ..device.row_interface import DraftedRows, HeadedRow, HiddenRow
 from .draft_model import DraftModel
 
 __all__ = ["DraftHead"]
@@ -29,11 +29,22 @@ class DraftHead(DraftModel):
     """The hidden states of the larger model."""
     _own: HiddenRows | None = None
     """The head's."""
+    _larger: HeadedRow | None = None
+    """The larger model's decoder, on a device whose drafted steps run the head."""
 
-    def read(self, hidden: HiddenRows) -> None:
-        """Read these hidden states, those of a new decoder of the larger model. Called after `open`."""
-        assert isinstance(self._decoder, HiddenRow), "a head is loaded only to devices with such rows"
-        self._hidden, self._own, self._first = hidden, self._decoder.keep_hidden(), 0
+    def read(self, larger: DraftedRows) -> None:
+        """Read the hidden states of a new decoder of the larger model. Called after `open`."""
+        if isinstance(larger, HiddenRow):
+            assert isinstance(self._decoder, HiddenRow), "both are on the same device"
+            self._hidden, self._own, self._first = larger.keep_hidden(), self._decoder.keep_hidden(), 0
+        else:
+            assert isinstance(larger, HeadedRow), "a head is loaded only to devices with such rows"
+            self._larger = larger
+
+    async def catch_up(self, tokens: Sequence[int]) -> None:
+        assert self._larger is not None, "`read` is called first"
+        assert self._decoder is not None, "`open` is called first"
+        await self._larger.follow_with_head(self._decoder, tokens)
 
     async def propose(self, tokens: Sequence[int], count: int) -> list[int]:
         hidden, own, last = self._hidden, self._own, len(tokens) - 1

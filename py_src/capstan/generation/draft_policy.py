@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..device.row_interface import Burst, DraftedRows, HiddenRow
+from ..device.row_interface import Burst, DraftedRows
 from ..errors import OutOfMemoryError
 from .draft_head import DraftHead
 from .draft_model import DraftModel
@@ -33,8 +33,7 @@ class DraftPolicy(SpeculationPolicy):
         try:
             drafter = await self._draft.open()
             if isinstance(self._draft, DraftHead):
-                assert isinstance(decoder, HiddenRow), "a head is loaded only to devices with such rows"
-                self._draft.read(decoder.keep_hidden())
+                self._draft.read(decoder)
             return await decoder.prepare_drafts(self._speculation, drafter)
         except OutOfMemoryError as error:
             return f"the draft model has no sequence: {error}"

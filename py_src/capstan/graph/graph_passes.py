@@ -28,6 +28,7 @@ from .logits_to_keep import logits_of_all
 from .long_rope import long_rope, picture_rope, rope_of_length
 from .lora_inputs import lora_fed, lora_inputs, other_defaults, with_lora_rank, without_lora
 from .mixed_attention import mixed_attention
+from .named_outputs import named_outputs
 from .nbits_products import sums_by_products
 from .norms_apart import norms_apart
 from .onnx_pb2 import ModelProto
@@ -375,6 +376,7 @@ PASSES: tuple[GraphPass, ...] = (
     GraphPass("mixed_attention", DEVICES | {"reference", "layers on reference"}, all_layers_recognised),
     GraphPass("text_positions", DEVICES, lambda model, facts: text_positions(model, facts.decoder.inputs.position_ids)),
     GraphPass("plain_recurrence", DEVICES, lambda model, _: plain_recurrence(model)),
+    GraphPass("named_outputs", WEBGPU, lambda model, _: named_outputs(model)),
     GraphPass("group_query_attention", DEVICES, attention_recognised),
     GraphPass("whole_caches", DEVICES, lambda model, _: whole_caches(model)),
     GraphPass("norms_apart", WASM | {"reference"}, lambda model, _: norms_apart(model)),

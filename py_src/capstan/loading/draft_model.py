@@ -52,10 +52,10 @@ def draft_source(path: Any, options: LoadOptions, device: str) -> Source:
 
 def head_source(path: Any, options: LoadOptions, device: str) -> Source:
     """The place of a model's multi-token-prediction head, which is the model's, and the options with which it is loaded
-    to the `device` of the model. No step of a head is recorded.
+    to the `device` of the model.
     """
-    kept: LoadOptions = {**draft_options(options, device), "overlay": options.get("overlay"), "capture": "off"}
-    return Source(path, kept, head=True)
+    kept: LoadOptions = {**draft_options(options, device), "overlay": options.get("overlay")}
+    return replace(source_of(path, kept), head=True)
 
 
 def without_head(model: str, why: str) -> None:

@@ -16,6 +16,7 @@ from .ops.delta_rule import DeltaRule, GatedHeadNorm
 from .ops.gemv import MatVec, unfit_matvec
 from .ops.head_gate import HeadGate
 from .ops.lookup import Lookup, lookup_in
+from .ops.normed_rows import NormedRows, NormsBeside
 from .ops.position_row import PositionRow
 from .placement import Placement, place_values
 from .recording import Command, Recording
@@ -119,8 +120,10 @@ def _several(
             raise TapeError("another kernel writes the caches, which works only for separate rows")
         made = replace(what, rows=rows, along=along, tabled=spans.table is not None, packed=spans.packed)
         return replace(node, what=made)
-    if isinstance(what, Lookup | GatedHeadNorm | HeadGate):
+    if isinstance(what, Lookup | GatedHeadNorm | HeadGate | NormedRows):
         return replace(node, what=replace(what, rows=rows))
+    if isinstance(what, NormsBeside):
+        return replace(node, what=what.widened(rows))
     if isinstance(what, Convolution | DeltaRule):
         if not along:
             raise TapeError(f"{what.title} has a form only for one sequence")

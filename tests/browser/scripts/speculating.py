@@ -23,6 +23,7 @@ async def generated(
     draft_model: str | None = None,
     kv_cache_dtype: str | None = None,
     device: str = "webgpu",
+    rewinds: bool = True,
 ) -> list[dict[str, Any]]:
     """For each case of search options the sequences without and with speculation, its statistics, and how steps were
     run: one sequence to its end, then cut to its first half, extended by other tokens, and to its end again."""
@@ -41,7 +42,7 @@ async def generated(
                 generator.append_tokens(prompt)
                 reasons: list[str | None] = []
                 sequences: list[list[int]] = []
-                for again in (False, True):
+                for again in (False, True)[: 1 + rewinds]:
                     if again:
                         generator.rewind_to(len(sequences[0]) // 2)
                         generator.append_tokens([41, 44])

@@ -172,7 +172,8 @@ export class Sampling implements SamplingCalls {
   /**
    * Let the sampler take steps with drafts, over a tape of this number of positions with these input ids and logits. The
    * drafts are picks of the sampler `drafter`, or found in the sequence if that is 0. `states` is a JSON list of
-   * [buffer of a state, buffer of the state after each position, bytes of the state].
+   * [buffer of a state, buffer of the state after each position, bytes of the state]. `head` is a JSON list of the
+   * buffers of a multi-token-prediction head's hidden states, empty for other draft models.
    */
   setDrafts(
     sampler: number,
@@ -181,13 +182,19 @@ export class Sampling implements SamplingCalls {
     positions: number,
     drafter: number,
     states: string,
+    head: string,
   ): void {
     const part = (handle: number, size: number): BufferPart => ({ buffer: this.buffers.get(handle), offset: 0, size });
+    const [rows, row, read, bytes] = JSON.parse(head) as number[];
     this.samplers.get(sampler).sampler.setDrafts({
       inputIds: this.buffers.get(inputIds),
       logits: this.buffers.get(logits),
       positions,
       drafter: drafter ? this.samplers.get(drafter).sampler : null,
+      head:
+        rows === undefined
+          ? null
+          : { rows: this.buffers.get(rows), row: this.buffers.get(row!), read: part(read!, bytes!) },
       states: (JSON.parse(states) as [number, number, number][]).map(([past, kept, bytes]) => ({
         past: part(past, bytes),
         kept: part(kept, positions * bytes),

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Awaitable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeVar, cast
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from ...errors import OptionError
+from ...memory import DeviceBuffer
 from ...stages.search import SearchOptions
 from ...stages.speculation_options import Speculation
 from ...tape import TapeKey
@@ -27,6 +28,7 @@ from .cache_spans import CacheSpans
 from .drafted_steps import DraftedSteps
 from .gpu_engine import GpuEngine, WeightPiece
 from .gpu_waits import to_its_end
+from .head_steps import follow_with_head
 from .prompt_runs import PromptRuns, RunMaker
 from .rehearsal import Rehearsal
 from .row_sampler import RowSampler, read_burst
@@ -54,8 +56,8 @@ IN_FLIGHT = {False: 4, True: 2}
 On an H200 a burst takes 6 ms. About 10 ms pass from its ids being readable until the next burst is ready for the GPU.
 """
 
-PAIR = Speculation(max_draft_tokens=1)
-"""The drafting of a draft model's steps over two tokens."""
+TOGETHER = 2
+"""The tokens of a draft model's first step in a drafted step."""
 
 AFTER_FIRST = 4
 """Most picks of the burst that is queued right after a prompt's first pick. A hardware adapter accepts this number
@@ -69,7 +71,9 @@ class Maker(RunMaker, Protocol):
 
     @property
     def eager_picks(self) -> int: ...
-    async def draft_tape(self, one: WebGpuDecoder, positions: int) -> RowTape[DraftBuffers] | str: ...
+    async def draft_tape(
+        self, one: WebGpuDecoder, positions: int, reads: DeviceBuffer | None
+    ) -> RowTape[DraftBuffers] | str: ...
     async def record_step(self, decoder: WebGpuDecoder, step: DecodeStep) -> DecodeStep: ...
     async def give_back(self, decoder: WebGpuDecoder) -> None: ...
 
@@ -298,29 +302,57 @@ class WebGpuDecoder(SampledRows, SampledRow):
     def counters(self) -> Counters:
         return {**super().counters(), **disk_reads(self.buffers.inputs)}
 
-    async def _make_drafted(self, positions: int) -> RowTape[DraftBuffers] | str:
+    async def _make_drafted(self, positions: int, reads: DeviceBuffer | None) -> RowTape[DraftBuffers] | str:
         self.runs.forget()
-        return await self._maker.draft_tape(self, positions)
+        return await self._maker.draft_tape(self, positions, reads)
 
     async def prepare_drafts(self, options: Speculation, drafter: RowDecoder | None = None) -> str | None:
         self._require_open()
-        self._drafter = one = cast("WebGpuDecoder | None", drafter)
-        if one is not None and (reason := await one.prepare_picks()) is not None:
-            return f"the draft model: {reason}"
-        return await self._prepared(options, None if one is None else one._sampler)
+        self._drafter = cast("WebGpuDecoder | None", drafter)
+        return await self._prepared(self._prepare(options))
 
-    async def prepare_picks(self) -> str | None:
-        """Prepare the steps of a draft model, of which the first of each drafted step runs two tokens; returns the
-        reason if there are none.
+    async def _prepare(self, options: Speculation) -> str | None:
+        """Make the tapes of drafted steps, and let them find drafts; returns the reason if there are none."""
+        one, positions = self._drafter, 1 + options.max_draft_tokens
+        reason = await self._drafted.make(positions)
+        if reason is not None or one is None:
+            if reason is None:
+                self._drafted.find(options, None)
+            return reason
+        head = one._about.reads_hidden is not None
+        reads = self._drafted.hidden if head else None
+        reason = await one.prepare_picks(positions if head else TOGETHER, reads)
+        if reason is not None:
+            return f"the draft model: {reason}"
+        self._drafted.find(options, one._sampler, one.hidden if head else ())
+        return None
+
+    async def prepare_picks(self, positions: int, reads: DeviceBuffer | None) -> str | None:
+        """Prepare the steps of a draft model, of which the first of each drafted step runs `positions` tokens; a
+        multi-token-prediction head `reads` hidden states. Returns the reason if there are none.
         """
-        reason = await self._prepared(PAIR, None)
-        # The sampler's memory may have another program's words.
-        self._sampler.follow([], 0, 0)
+        reason = await self._prepared(self._drafted.make(positions, reads))
+        if reason is None:
+            self._drafted.find(Speculation(max_draft_tokens=positions - 1), None)
+            # The sampler's memory may have another program's words.
+            self._sampler.follow([], 0, 0)
         return reason
 
-    async def _prepared(self, options: Speculation, picks: RowSampler | None) -> str | None:
-        """Prepare drafted steps that find their drafts, or take the `picks` of a draft model."""
-        self._preparing = asyncio.ensure_future(self._drafted.prepare(options, picks))
+    @property
+    def hidden(self) -> tuple[int, int, int, int]:
+        """The hidden states of a multi-token-prediction head, for GpuEngine.set_drafts."""
+        rows, read = self._drafted.hidden, self.buffers.spans["input hidden states"]
+        assert rows is not None, "the decoder of a head"
+        return rows.handle, self.buffers.handle("input hidden"), read.buffer.handle, read.length
+
+    async def follow_with_head(self, head: RowDecoder, tokens: Sequence[int]) -> None:
+        hidden = self._drafted.hidden
+        assert hidden is not None, "the model has a head"
+        await follow_with_head(self.runs, hidden, cast("WebGpuDecoder", head), tokens)
+
+    async def _prepared(self, making: Coroutine[Any, Any, str | None]) -> str | None:
+        """Await the preparation of drafted steps, which goes on if the wait is cancelled."""
+        self._preparing = asyncio.ensure_future(making)
         reason = await to_its_end(self._preparing)
         self._require_open()
         return reason

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
+from ...memory import DeviceBuffer
 from ...stages import Drafting
 from ...stages.speculation_options import Speculation
 from ..row_interface import Burst
@@ -19,15 +20,15 @@ NOTHING = 0xFFFFFFFE
 
 
 class DraftedSteps:
-    """Owns the tape over several positions. `make` returns the tape for a number of positions, or the reason why there
-    is none.
+    """Owns the tape over several positions. `make` returns the tape for a number of positions and the hidden states
+    that it reads, or the reason why there is none.
     """
 
     def __init__(
         self,
         engine: GpuEngine,
         sampler: RowSampler,
-        make: Callable[[int], Awaitable[RowTape[DraftBuffers] | str]],
+        make: Callable[[int, DeviceBuffer | None], Awaitable[RowTape[DraftBuffers] | str]],
     ) -> None:
         self._engine = engine
         self._sampler = sampler
@@ -49,21 +50,29 @@ class DraftedSteps:
         """See RowDecoder.tape_passes."""
         return {} if self._made is None else {"drafts": self._made.report}
 
-    async def prepare(self, options: Speculation, drafter: RowSampler | None) -> str | None:
-        """See row_interface.DraftedRows; the drafts are the picks of a `drafter`. Called while no burst is under
-        way.
+    @property
+    def hidden(self) -> DeviceBuffer | None:
+        """The hidden states that the tape gives, if the model has a multi-token-prediction head or is one."""
+        return self._tape().buffers.hidden
+
+    async def make(self, positions: int, reads: DeviceBuffer | None = None) -> str | None:
+        """Make the tape over `positions` positions; a multi-token-prediction head `reads` hidden states. Returns the
+        reason if there is none. Called while no burst is under way.
         """
-        positions = 1 + options.max_draft_tokens
-        if self._made is None or self._made.buffers.positions != positions:
+        made = self._made
+        if made is None or (made.buffers.positions, made.buffers.reads) != (positions, reads):
             await self.release()
-            found = await self._make(positions)
+            found = await self._make(positions, reads)
             if isinstance(found, str):
                 return found
             self._made = found
-        drafting = Drafting(options.max_draft_tokens, options.searched, options.chained)
-        buffers = self._made.buffers
-        self._sampler.set_drafts(drafting, buffers.input_ids, buffers.logits, drafter, buffers.states)
         return None
+
+    def find(self, options: Speculation, drafter: RowSampler | None, head: Sequence[int] = ()) -> None:
+        """Let steps find drafts, or take the picks of a `drafter`; for `head` see GpuEngine.set_drafts."""
+        drafting = Drafting(options.max_draft_tokens, options.searched, options.chained)
+        buffers = self._tape().buffers
+        self._sampler.set_drafts(drafting, buffers.input_ids, buffers.logits, drafter, buffers.states, head)
 
     def submit(self, steps: int, length: int, cursor: int, drafter: tuple[int, int]) -> Awaitable[Burst]:
         """Queue `steps` steps. The sequence has at most `length` positions; its last pick is in the ring before

@@ -332,11 +332,14 @@ class GpuSampling(GpuAdapter, Protocol):
         positions: int,
         drafter: int = 0,
         states: Sequence[tuple[int, int, int]] = (),
+        head: Sequence[int] = (),
     ) -> None:
         """Let steps find drafts, for a tape over `positions` positions with these buffers of ids and logits; with the
         draft model's sampler `drafter`, which has drafts over 2 positions, let them take its picks as drafts. Called
         again after each change of the sampler's program. `states` has for each state its buffer, the buffer with the
-        state after each position of the step, and the bytes of the state.
+        state after each position of the step, and the bytes of the state. A drafter that is a multi-token-prediction
+        head has drafts over `positions` positions; `head` has the buffers of the hidden states that its step over them
+        gives, that its step over one gives and that this one reads, and the bytes of a hidden state.
         """
 
     def drafted_burst(

@@ -99,15 +99,18 @@ class PromptRuns:
             part = ids[run.start : done]
             await buffers.bring(part)
             valid = self._begin_run(part, past + run.start, done == len(ids))
-            begun = self.pace.now()
+            begun, stepped = self.pace.now(), False
             if buffers.places_any(past + run.start, len(part)):
                 await self.run(self.placed, valid, len(part))
             elif tapes is not None and tapes.play(len(part), valid):
                 pass
             elif tapes is not None and self.step_tape and len(part) < min(SHORT):
+                stepped = True
                 self.step_through(part, past + run.start)
             else:
                 await self.run(self.binding, valid, len(part))
+            if not stepped:
+                buffers.keep_hidden("prompt", past + run.start, len(part))
             self.pace.measure(len(part), begun)
             self._end_run(part)
         self._rest_at(past + len(ids))
@@ -194,6 +197,7 @@ class PromptRuns:
             self.buffers.make_room(position, 1)
             self.buffers.set_input(token, position)
             self.engine.play_once(self.step_tape, position + 1)
+            self.buffers.keep_hidden("input", position, 1)
         self.mask_bound = past + len(ids)
 
     async def make_tape(self, length: int) -> None:

@@ -56,13 +56,14 @@ class RowSampler:
         logits: DeviceBuffer,
         drafter: RowSampler | None,
         states: Sequence[tuple[int, int, int]],
+        head: Sequence[int],
     ) -> None:
         """Let steps find drafts, for a tape with ids and logits in these buffers; the picks of a `drafter` are the
-        drafts. For `states` see GpuEngine.set_drafts.
+        drafts. For `states` and `head` see GpuEngine.set_drafts.
         """
         self._set_program(drafting)
         other = 0 if drafter is None else drafter.handle
-        self.engine.set_drafts(self.handle, input_ids.handle, logits.handle, 1 + drafting.most, other, states)
+        self.engine.set_drafts(self.handle, input_ids.handle, logits.handle, 1 + drafting.most, other, states, head)
 
     def _set_program(self, drafting: Drafting) -> None:
         options, row = self._search

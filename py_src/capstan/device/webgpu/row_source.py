@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from ...errors import CapstanError, OutOfMemoryError, TapeError, UnsupportedModelError
 from ...fallback import fall_back
-from ...memory import Loan
+from ...memory import DeviceBuffer, Loan
 from ...tape import fuse_step
 from ..model_memory import Borrowed
 from .decoder import WebGpuDecoder
@@ -140,9 +140,14 @@ class RowSource:
             raise error
         return str(error)
 
-    async def drafts(self, one: WebGpuDecoder, positions: int) -> RowTape[DraftBuffers] | str:
-        """A tape of a decoder's steps over `positions` positions, or the reason why there is none."""
-        return await self._tried(one, partial(draft_kind, self.loaded.engine, one.runs, positions), self._recorded)
+    async def drafts(
+        self, one: WebGpuDecoder, positions: int, reads: DeviceBuffer | None
+    ) -> RowTape[DraftBuffers] | str:
+        """A tape of a decoder's steps over `positions` positions, or the reason why there is none; a
+        multi-token-prediction head `reads` hidden states.
+        """
+        kind = partial(draft_kind, self.loaded.engine, one.runs, positions, reads)
+        return await self._tried(one, kind, self._recorded)
 
     async def beams(self, one: WebGpuDecoder, rows: RowBuffers) -> RowTape[BeamBuffers] | str:
         """A tape of steps of rows that read each other's caches by a table, or the reason why there is none."""

@@ -18,7 +18,7 @@ from ..element_types import byte_count
 from ..lora_weights import LoraWeights
 from ..rope_tables import RopeTables
 from ..run_input import Room, Run, RunInput
-from ..run_inputs import CrossCaches, LongRope, Placed, run_inputs, sequence_items
+from ..run_inputs import CrossCaches, HiddenStates, LongRope, Placed, run_inputs, sequence_items
 from ..snapshots import EMPTY
 from ..table_reader import TableReader
 from .gpu_engine import BoundTensor
@@ -101,6 +101,9 @@ class SequenceBuffers:
         buffers.rotate(False)
         if about.cross:
             buffers.hear_noise()
+        if about.reads_hidden is not None:
+            read = [buffers.spans[f"{which} hidden states"] for which in ("prompt", "input")]
+            buffers.fill_with_noise(read, about.reads_hidden.dtype)
         if sliding is not None:
             sliding.write_base()
             sliding.fill_tables()
@@ -261,6 +264,28 @@ class SequenceBuffers:
         pairs = [(span, self.spans[f"lora {name}"].sub(0, span.length)) for name, span in lora.spans.items()]
         self.device.copy_tensors(pairs)
 
+    def read_hidden(self, rows: DeviceSpan | None, position: int) -> None:
+        """Have later runs of a multi-token-prediction head read these hidden states, whose first one is for its
+        `position`; without rows they read what is there.
+        """
+        for each in self.inputs:
+            if isinstance(each, HiddenStates):
+                each.source = None if rows is None else (rows, position)
+
+    def keep_hidden(self, which: str, position: int, count: int) -> None:
+        """Keep the hidden states of a run over `count` tokens of a prompt, if a multi-token-prediction head reads
+        them.
+        """
+        for each in self.inputs:
+            if isinstance(each, HiddenStates):
+                each.keep(self, which, position, count)
+
+    @property
+    def kept_hidden(self) -> tuple[int, int]:
+        """The position of the first hidden state that is kept, and their number."""
+        [kept] = [each.kept for each in self.inputs if isinstance(each, HiddenStates)]
+        return kept
+
     def hear(self, heard: Mapping[str, BoundSpan]) -> None:
         """Copy an encoder's outputs into the sequence's buffers."""
         held = [(each.span, self.spans[f"cross {name}"]) for name, each in heard.items()]
@@ -285,8 +310,12 @@ class SequenceBuffers:
     def hear_noise(self) -> None:
         """Fill the encoder's outputs with numbers, for steps that are compared before any sound."""
         spans = [self.spans[item] for each in self.inputs if isinstance(each, CrossCaches) for item in each.carried()]
+        self.fill_with_noise(spans, self.about.cross[0].dtype)
+
+    def fill_with_noise(self, spans: Sequence[DeviceSpan], dtype: str) -> None:
+        """Fill spans of this element type with numbers."""
         first, *others = sorted(spans, key=lambda span: span.length, reverse=True)
-        code = {"float16": "e", "float32": "f"}[self.about.cross[0].dtype]
+        code = {"float16": "e", "float32": "f"}[dtype]
         numbers = struct.pack(f"<{NOISE}{code}", *((37 * place % NOISE - NOISE // 2) / NOISE for place in range(NOISE)))
         self.device.copy_cpu_to_device(first, (numbers * (first.length // len(numbers) + 1))[: first.length])
         self.device.copy_tensors([(first.sub(0, other.length), other) for other in others])

@@ -217,13 +217,17 @@ class WebGpuModel:
         """Whether the rows belong to this model and not to a variant for another LoRA rank."""
         return all(one in self._decoders for one in sequences_of(decoder))
 
-    async def draft_tape(self, one: WebGpuDecoder, positions: int) -> RowTape[DraftBuffers] | str:
-        """A tape of a decoder's steps over `positions` positions, or the reason why there is none."""
+    async def draft_tape(
+        self, one: WebGpuDecoder, positions: int, reads: DeviceBuffer | None
+    ) -> RowTape[DraftBuffers] | str:
+        """A tape of a decoder's steps over `positions` positions, or the reason why there is none; a
+        multi-token-prediction head `reads` hidden states.
+        """
         if self._loaded.about.tables:
             return "each token waits for its rows of tables on disk"
         if "rows" not in self._passes:
             return "the pass 'rows', which makes steps over several positions, is off on this adapter"
-        return await self._rows.drafts(one, positions)
+        return await self._rows.drafts(one, positions, reads)
 
     def _require_open(self) -> None:
         if self._closed:

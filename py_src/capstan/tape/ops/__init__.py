@@ -10,6 +10,7 @@
     convolution.py, delta_rule.py  define what has a state: causal convolutions, linear attention. traced.py follows
                              their kernels, which state_signatures.py lists
     encoder_attention.py     recognises attention over an encoder's outputs
+    normed_rows.py           computes norms apart from products
     lookup.py                looks up rows of tables by ids, position_row.py by positions
     beside.py                defines products of one row whose results are one vector
     matmul.py                defines products of many rows. matmul_matrices.py computes them with subgroup matrices,
@@ -22,7 +23,17 @@ A new operation needs its own module, and a line in RULES (for decode steps) or 
 
 from __future__ import annotations
 
-from . import attention_recorded, beside, convolution, delta_rule, elementwise, encoder_attention, gemv_recorded, norm
+from . import (
+    attention_recorded,
+    beside,
+    convolution,
+    delta_rule,
+    elementwise,
+    encoder_attention,
+    gemv_recorded,
+    norm,
+    normed_rows,
+)
 from .gated_products import GatedProducts
 from .matmul import Products
 from .matmul_matrices import DenseProducts
@@ -40,6 +51,7 @@ RULES = (
     norm.RULES,
     gemv_recorded.RULES,
     beside.RULES,
+    normed_rows.RULES,
 )
 """The rules for operations of decode steps, in the order in which their folds run."""
 

@@ -168,7 +168,9 @@ def tune_dense_rows(k: int, n: int, m: int, gated: bool, half: bool, limits: Wor
     )
 
 
-def norm_constants(k: int, limits: WorkgroupLimits) -> dict[str, int | float | bool]:
-    """The constants of norm_rows.wgsl for rows of `k`."""
+def norm_constants(k: int, limits: WorkgroupLimits, first: int = 0, of: int = 0) -> dict[str, int | float | bool]:
+    """The constants of norm_rows.wgsl for rows of `k`, written from element `first` of rows of `of` elements (0 for
+    `k`).
+    """
     workgroup = max(limits.lanes, 64) if limits.software else min(NORM_THREADS, limits.threads)
-    return {"K": k, "WORKGROUP": workgroup, "ITEMS": -(-k // workgroup)}
+    return {"K": k, "WORKGROUP": workgroup, "ITEMS": -(-k // workgroup), "FIRST": first, "OF": of or k}

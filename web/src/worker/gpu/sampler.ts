@@ -49,6 +49,8 @@ export interface DraftTargets {
   logits: GPUBuffer;
   positions: number;
   drafter: Sampler | null;
+  /** The hidden states of a multi-token-prediction head: `rows` of its step over all positions, `row` of its step over one, which takes `read`. */
+  head: { rows: GPUBuffer; row: GPUBuffer; read: BufferPart } | null;
   /** The states of a model that has some: what the next step reads, and what a step keeps after each position. */
   states: readonly { past: BufferPart; kept: BufferPart }[];
 }
@@ -59,6 +61,17 @@ const STATE_STRIDE = 8;
 // Words of scratch a row and a block: BLOCK_RECORDS and BLOCK_STRIDE in sampler.wgsl.
 const ROW_SCRATCH = 1600;
 const BLOCK_SCRATCH = 8;
+
+/** The kernels of a drafted step: around the draft model's steps, before and after the model's own. */
+interface DraftPlans {
+  start: Plan;
+  pair: Plan;
+  first: Plan;
+  later: Plan;
+  find: Plan;
+  pick: Plan;
+  settle: Plan;
+}
 
 type Plan = readonly { bindGroup: GPUBindGroup; pipeline: GPUComputePipeline; blocks: number }[];
 
@@ -82,7 +95,7 @@ export class Sampler {
   private bindGroups = new Map<string, GPUBindGroup>();
   private plan: Plan = [];
   private program: SamplerProgram | null = null;
-  private drafts: (DraftTargets & { start: Plan; pair: Plan; find: Plan; pick: Plan; settle: Plan }) | null = null;
+  private drafts: (DraftTargets & DraftPlans) | null = null;
 
   /**
    * Makes every buffer it will use, but those that a program needs. Throws RangeError where a target does not fit.
@@ -155,33 +168,54 @@ export class Sampler {
       const pipeline = pipelines.get(kernel, vocabulary, logitsType === "float16", program.wgsl, positions);
       return [{ bindGroup, pipeline, blocks: 1 }];
     };
+    const copied = (plan: Plan, words: number): Plan =>
+      plan.map((each) => ({ ...each, blocks: Math.ceil(words / blocking(vocab).WG) }));
     const { state } = this.targets;
     const found = [state, inputIds, this.memory] as const;
     const pick = this.planned(program, logits, positions);
-    const { WG } = blocking(vocab);
     const settle = targets.states.flatMap(({ past, kept }) =>
-      single("settle", vocab, state, this.memory, kept, past).map((each) => ({
-        ...each,
-        blocks: Math.ceil(past.size / 4 / WG),
-      })),
+      copied(single("settle", vocab, state, this.memory, kept, past), past.size / 4),
     );
+    const alone = { start: [], pair: [], first: [], later: [], pick, settle };
     if (targets.drafter === null) {
-      this.drafts = { ...targets, start: [], pair: [], find: single("draft", vocab, ...found), pick, settle };
+      this.drafts = { ...targets, ...alone, find: single("draft", vocab, ...found) };
       return;
     }
     const { targets: other, drafts: pair } = targets.drafter;
-    if (pair?.positions !== 2 || other.ringCapacity < positions) {
+    const { head } = targets;
+    const together = head === null ? 2 : positions;
+    if (pair?.positions !== together || other.ringCapacity < positions) {
       throw new RangeError(
         `sampler: a draft model with steps of ${pair?.positions ?? 1} positions and a ring of ${other.ringCapacity} ids cannot draft for ${positions} positions`,
       );
     }
+    const find = single("drafterPicks", vocab, ...found, other.ring);
+    if (head === null) {
+      this.drafts = {
+        ...targets,
+        ...alone,
+        start: single("drafterStart", other.vocab, state, this.memory, other.state, pair.inputIds, other.mask),
+        pair: single("drafterPair", other.vocab, state, this.memory, other.state),
+        find,
+      };
+      return;
+    }
+    const hidden = (rows: GPUBuffer, count: number): Plan => {
+      const bindGroup = this.group(pipelines.layout("headHidden"), [
+        ...[this.params, logits, this.scratch, state, this.memory, rows],
+        head.read,
+      ]);
+      const pipeline = pipelines.get("headHidden", other.vocab, logitsType === "float16", program.wgsl, count);
+      return copied([{ bindGroup, pipeline, blocks: 1 }], head.read.size / 4);
+    };
     this.drafts = {
       ...targets,
-      start: single("drafterStart", other.vocab, state, this.memory, other.state, pair.inputIds, other.mask),
-      pair: single("drafterPair", other.vocab, state, this.memory, other.state),
-      find: single("drafterPicks", vocab, ...found, other.ring),
-      pick,
-      settle,
+      ...alone,
+      start: single("headStart", other.vocab, state, this.memory, other.state, pair.inputIds),
+      pair: single("headPair", other.vocab, state, this.memory, other.state),
+      first: hidden(head.rows, positions),
+      later: hidden(head.row, 1),
+      find,
     };
   }
 
@@ -279,8 +313,8 @@ export class Sampler {
 
   /**
    * Encodes a step with drafts: finds them, `run`s the model over all positions, and picks at each in turn. With a draft
-   * model, `draft` runs it after that number of its picks in this step: first over the last two tokens, then over its
-   * last pick.
+   * model, `draft` runs it after that number of its picks in this step: first over the last two tokens (a head over the
+   * last step's picks), then over its last pick.
    */
   encodeDrafted(passFor: () => GPUComputePassEncoder, draft: (picks: number) => void, run: () => void): void {
     const { drafts } = this;
@@ -290,6 +324,7 @@ export class Sampler {
       draft(picks);
       this.encodePlan(picks === 0 ? drafts.pair : [], passFor);
       drafts.drafter.encodePlan(picks === 0 ? drafts.drafter.drafts!.pick : drafts.drafter.plan, passFor);
+      this.encodePlan(picks === 0 ? drafts.first : drafts.later, passFor);
     }
     this.encodePlan(drafts.find, passFor);
     run();

@@ -12,6 +12,9 @@ import drafterPicksSource from "../shaders/sampler/drafter_picks.wgsl";
 import drafterStartSource from "../shaders/sampler/drafter_start.wgsl";
 import drawSource from "../shaders/sampler/draw.wgsl";
 import greedySource from "../shaders/sampler/greedy.wgsl";
+import headHiddenSource from "../shaders/sampler/head_hidden.wgsl";
+import headPairSource from "../shaders/sampler/head_pair.wgsl";
+import headStartSource from "../shaders/sampler/head_start.wgsl";
 import histogramSource from "../shaders/sampler/histogram.wgsl";
 import keysSource from "../shaders/sampler/keys.wgsl";
 import prefixSource from "../shaders/sampler/prefix.wgsl";
@@ -45,6 +48,9 @@ const KERNELS = {
   drafterStart: [sharedSource, drafterStartSource],
   drafterPair: [sharedSource, drafterPairSource],
   drafterPicks: [sharedSource, drafterPicksSource],
+  headStart: [sharedSource, headStartSource],
+  headPair: [sharedSource, headPairSource],
+  headHidden: [sharedSource, headHiddenSource],
   settle: [sharedSource, settleSource],
   blockMax: [sharedSource, blockMaxSource],
   histogram: [sharedSource, prefixSource, cutSource, histogramSource],
@@ -81,6 +87,17 @@ const BINDINGS = {
     ...SHARED,
     ...words("storage", "state", "inputs", "memory"),
     ...words("read-only-storage", "drafter_ring"),
+  ],
+  headStart: [
+    ...SHARED,
+    ...words("read-only-storage", "state", "memory"),
+    ...words("storage", "drafter_state", "drafter_inputs"),
+  ],
+  headPair: [...SHARED, ...words("read-only-storage", "state", "memory"), ...words("storage", "drafter_state")],
+  headHidden: [
+    ...SHARED,
+    ...words("read-only-storage", "state", "memory", "hidden_rows"),
+    ...words("storage", "hidden_row"),
   ],
   settle: [...SHARED, ...words("read-only-storage", "state", "memory", "states"), ...words("storage", "past")],
   end: [

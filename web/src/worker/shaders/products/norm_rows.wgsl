@@ -3,7 +3,7 @@
 // The norm is x / sqrt(mean(x^2) + EPSILON) * gamma; with beta, x less its mean before that, + beta after it. With
 // gamma_inner, x is skip + x / sqrt(mean(x^2) + EPSILON_INNER) * gamma_inner first, which is written to any total.
 // WIDE: x (with gamma_inner skip and total instead), gammas and beta are float32 although other values are float16.
-// A workgroup takes a row; each thread holds ITEMS = ceil(K / WORKGROUP) elements of it.
+// A row of normed has OF elements, those of the norm from FIRST on. A workgroup takes a row; each thread holds ITEMS = ceil(K / WORKGROUP) elements of it.
 // Dispatch: (rows, 1, 1).
 
 #if WIDE
@@ -96,9 +96,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
   let at = thread + i * WORKGROUP;
   if (at < K) {
 #if beta
-    normed[row + at] = element(line[i] * inverse * f32(gamma[at]) + f32(beta[at]));
+    normed[group.x * OF + FIRST + at] = element(line[i] * inverse * f32(gamma[at]) + f32(beta[at]));
 #else
-    normed[row + at] = element(line[i] * inverse * f32(gamma[at]));
+    normed[group.x * OF + FIRST + at] = element(line[i] * inverse * f32(gamma[at]));
 #endif
   }
 #end
