@@ -24,11 +24,11 @@ from .fused_step import FusedStep, fused_step
 from .fusions import PASSES, fuse_step
 from .kernel_plan import WorkgroupLimits
 from .key import TapeKey
-from .ops.attended_product import products_attended
 from .ops.gemv import MatVec
 from .ops.lookup import TableParts
 from .ops.matmul import MatMul, NBitsWeights
 from .ops.matmul_matrices import MatrixMatMul
+from .ops.neighbours import neighbours_joined
 from .ops.prefill_attention import PrefillAttention, attends_prompts
 from .passes import (
     TableGroup,
@@ -91,7 +91,7 @@ __all__ = [
     "fuse_step",
     "fused_step",
     "plan_witness",
-    "products_attended",
+    "neighbours_joined",
     "reaching_definition",
     "row_step",
     "slice_for",

@@ -4,20 +4,18 @@ result by a weight matrix. This saves a dispatch in each layer at every length a
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ..kernel_plan import WorkgroupLimits
 from ..operation import STATE, Kernel, Operation, Value
-from ..placement import Placement
 from ..step_graph import Node
 from .attention import Attention
 from .gemv import OCTET, MatVec
 from .gemv_int4 import tune_matvec
 
-__all__ = ["AttendedProduct", "products_attended"]
+__all__ = ["AttendedProduct", "with_attention"]
 
 JOINED_BYTES = 20 << 20
 """The most bytes of partials that the workgroups of a product read together at the most splits, as each joins all
@@ -73,25 +71,6 @@ def counts(join: Counts, workgroups: int) -> tuple[Counts, Counts]:
         return (workgroups, 1, 1) if join(length)[0] else (0, 1, 1)
 
     return alone, several
-
-
-def products_attended(placement: Placement, limits: WorkgroupLimits) -> tuple[Placement, list[int]]:
-    """The placement with attention and the product right after it as one operation, wherever the product can join the
-    splits and its value has no other reader; and for each node of the given placement, the index of the one that does
-    its work. No value changes its place.
-    """
-    readers = Counter(value for node in placement.nodes for value in set(node.reads))
-    nodes: list[Node] = []
-    within: list[int] = []
-    for node in placement.nodes:
-        before = nodes[-1] if nodes else None
-        joined = with_attention(before, node, limits) if before and readers[before.writes[0]] == 1 else None
-        if joined is None:
-            nodes.append(node)
-        else:
-            nodes[-1] = joined
-        within.append(len(nodes) - 1)
-    return replace(placement, nodes=tuple(nodes)), within
 
 
 def with_attention(before: Node, node: Node, limits: WorkgroupLimits) -> Node | None:

@@ -5,7 +5,7 @@ heads with a gate, as Qwen3.5 has them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 
 from ..kernel_plan import KernelPlan, WorkgroupLimits
@@ -15,6 +15,7 @@ from ..step_graph import StepGraph
 from ..witness import Witness
 from .attention_signatures import HEAD_NORMS
 from .convolution import sizes
+from .gemv import MatVec
 from .state_signatures import STATES
 from .traced import Traced
 
@@ -26,12 +27,12 @@ QUADS, TEAMS = 8, 16
 
 @dataclass(frozen=True)
 class DeltaRule(Operation):
-    """The gated delta rule. reads[0] is q, k and v, one after another; reads[1] and reads[2] are, for each head of v,
-    the inputs of its decay and of its step size, and reads[3] is the state, a matrix for each head. It writes the
-    results and the new state.
+    """The gated delta rule. reads[0] is q, k and v, one after another; the next ones are, for each head of v, the input
+    of its decay, d, and that of its step size, b, in one vector if they are `paired`, else in two; the last one is the
+    state, a matrix for each head. It writes the results and the new state.
 
     q and k are divided by their lengths, q also multiplied by the number in `factor`. A head's state S decays by
-    exp(rate * softplus(reads[1] + bias)); then k (v - S k) sigmoid(reads[2]) is added; its result is `scale` * S q.
+    exp(rate * softplus(d + bias)); then k (v - S k) sigmoid(b) is added; its result is `scale` * S q.
     """
 
     key_heads: int
@@ -55,6 +56,7 @@ class DeltaRule(Operation):
     element: str
     state: str
     """The element type of the state."""
+    paired: bool = False
     positions: int = 1
     """Successive positions of the sequence. After several of them `past` still has the state before the first one, and
     the state after each of them is in `present`.
@@ -76,6 +78,11 @@ class DeltaRule(Operation):
         if index:
             return self.positions * self.heads * self.key * self.value * ELEMENT_BYTES[self.state]
         return self.positions * self.heads * self.value * ELEMENT_BYTES[self.element]
+
+    @property
+    def _inputs(self) -> tuple[str, ...]:
+        """The template's name of each read but the state."""
+        return ("x", "decay") if self.paired else ("x", "decay", "step")
 
     @property
     def _constants(self) -> dict[str, int | float | bool]:
@@ -100,11 +107,8 @@ class DeltaRule(Operation):
             "SHARE": self.key // teams,
             "POSITIONS": self.positions,
         }
-        x, decay, step, _ = reads
         bindings: dict[str, Binding] = {
-            "x": Value(x),
-            "decay": Value(decay),
-            "step": Value(step),
+            **{name: Value(read) for name, read in zip(self._inputs, reads, strict=False)},
             "bias": Buffer(self.bias),
             "rate": Buffer(self.rate),
             "past": Buffer(self.past),
@@ -123,13 +127,16 @@ class DeltaRule(Operation):
             return
         each, width = ELEMENT_BYTES[self.element], self.heads * self.value
         truth = witness.truths(width)
+        sizes = {
+            "x": 2 * self.key_heads * self.key + width,
+            "decay": self.heads * (1 + self.paired),
+            "step": self.heads,
+        }
         bindings = {
-            "x": witness.keep(reads[0], (2 * self.key_heads * self.key + width) * each),
-            "decay": witness.keep(reads[1], self.heads * each),
-            "step": witness.keep(reads[2], self.heads * each),
+            **{name: witness.keep(at, sizes[name] * each) for name, at in zip(self._inputs, reads, strict=False)},
             "bias": ["recorded", self.bias],
             "rate": ["recorded", self.rate],
-            "past": witness.keep(reads[3], self.written_bytes(1)),
+            "past": witness.keep(reads[-1], self.written_bytes(1)),
             "truth": truth,
         }
         if self.factor is not None:
@@ -226,10 +233,31 @@ def join_recurrence(traced: Traced, found: Met) -> None:
     keys = what.key_heads * what.key
     if sizes(split.kernel.uniforms["segment_sizes"]) != (keys, keys, what.heads * what.value):
         return
-    reads = (split.read("input"), source, step.read("x"), found.read("initial_state"))
+    paired = pair_products(traced, source, step.read("x"))
+    gates = (source, step.read("x")) if paired is None else (paired,)
+    reads = (split.read("input"), *gates, found.read("initial_state"))
     writes = (found.written("output"), copy.writes[0])
-    traced.join(what, reads, writes, split, *parts, step, *kernels, found)
+    traced.join(replace(what, paired=paired is not None), reads, writes, split, *parts, step, *kernels, found)
     traced.drop(copy, at["present_state"])
+
+
+def pair_products(traced: Traced, first: int, second: int) -> int | None:
+    """Let one product make two small vectors that dense products of one input make, and return the value of both, the
+    first one before the other; None for other products.
+    """
+    found = [traced.maker(value, "matmul") for value in (first, second)]
+    made = [traced.makers.get(value) for value in (first, second)]
+    one, two = found
+    products = [node.what for node in made if node is not None and isinstance(node.what, MatVec)]
+    if one is None or two is None or len(products) != len(found) or one.read("a") != two.read("a"):
+        return None
+    what, other = products
+    if (what.n, what.element) != (other.n, other.element):
+        return None
+    value = one.values.fresh()
+    both = replace(what, up=(other.weights, None), paired=True, of=2 * what.n)
+    traced.join(both, (one.read("a"),), (value,), *sorted((one, two), key=lambda met: met.index))
+    return value
 
 
 def decay_of(traced: Traced, found: Met) -> tuple[list[Met], int, int, int] | None:

@@ -95,6 +95,8 @@ class MatVec(Operation):
     """The element of a row of y at which its results begin."""
     of: int = 0
     """Elements of a row of y, if other products write to it too."""
+    paired: bool = False
+    """Whether `up` is no half of a gated layer: its product follows W x in y. Only for dense weights."""
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -249,8 +251,12 @@ class MatVec(Operation):
             up = {"up": witness.scores(self.n)}
             taken = {name: own[f"{name}_up"] for name in PACKED if f"{name}_up" in own}
             bias = {"bias": kept["bias_up"]} if self.bias else {}
-            run(self.n, nothing, {**shared, **taken, **bias, "truth": up["up"]})
+            if not self.paired:
+                run(self.n, nothing, {**shared, **taken, **bias, "truth": up["up"]})
         made: dict[str, list[Any]] = {"truth": truth, **({"y": y} if given else {})}
+        if self.paired:
+            run(self.n, nothing, {**shared, **taken, **made}, self.first + self.n)
+            up = {}
         taken = {name: buffer for name, buffer in own.items() if not name.endswith("_up")}
         added: dict[str, list[Any]] = {name: kept[name] for name in ("bias", "residual", "second") if name in kept}
         run(self.n, inner, {**shared, **taken, **added, **up, **made}, self.first)
@@ -291,7 +297,7 @@ def plan_few_packed(what: MatVec, limits: WorkgroupLimits) -> KernelPlan | None:
 def plan_few_dense(what: MatVec, limits: WorkgroupLimits) -> KernelPlan | None:
     """The kernel of matmul_matrices.wgsl, above TALL rows."""
     gated = what.up is not None
-    more = what.bias or what.second or what.activated or what.factor is not None or what.gelu
+    more = what.paired or what.bias or what.second or what.activated or what.factor is not None or what.gelu
     if what.rows <= TALL or more or what.of or what.n % 8:
         return None
     tiling = tune_few_dense(what.rows, what.n, what.k, gated, limits)
@@ -326,7 +332,7 @@ def plan_matvec(what: MatVec, limits: WorkgroupLimits) -> KernelPlan:
         return plan_rows(what, limits)
     if what.scales is None:
         dense = tune_dense(what.k, what.n, gated, half, limits)
-        constants = {**fused, "FIRST": what.first, **dense.constants()}
+        constants = {**fused, "FIRST": what.first, "PAIRED": what.paired, **dense.constants()}
         return KernelPlan("matvec_dense", constants, (dense.workgroups, 1, 1))
     tuning = tune_matvec(what.k, what.n, gated, half, what.bits, limits)
     constants = {
@@ -351,7 +357,8 @@ def plan_rows(what: MatVec, limits: WorkgroupLimits) -> KernelPlan:
     place = {"FIRST": what.first, "OF": what.of or what.n}
     if what.scales is None:
         dense = tune_dense_rows(what.k, what.n, what.rows, gated, half, limits)
-        return KernelPlan("few_rows_dense", {**fused, **place, **dense.constants()}, dense.workgroups)
+        constants = {**fused, **place, "PAIRED": what.paired, **dense.constants()}
+        return KernelPlan("few_rows_dense", constants, dense.workgroups)
     tuning = tune_rows(what.k, what.n, what.rows, gated, half, limits)
     return KernelPlan(
         "few_rows_q4", {**fused, **packing(what), **place, **tuning.constants(what.block)}, tuning.workgroups

@@ -27,7 +27,7 @@ from ....tape import (
     direct_dispatches,
     fuse_step,
     fused_step,
-    products_attended,
+    neighbours_joined,
     why_as_recorded,
     without_clears,
 )
@@ -202,7 +202,7 @@ class StepRecorder:
         report["as recorded"] = why_as_recorded(recording, ops, placement, self.passes, left)
         played, tables = await self._with_tables(recording, ops, replayed, report)
         limits = WorkgroupLimits.of(engine.adapter())
-        attended, within = products_attended(placement, limits)
+        attended, within = neighbours_joined(placement, limits)
         fused = fused_step(
             attended,
             {index: played[index] for index in replayed},

@@ -7,6 +7,7 @@
 // COLUMNS neighbours load neighbouring 16 bytes of a row of W. SPAN threads share these columns; each takes every
 // SPAN-th run of four rows. Their sums are added by shuffles, then in workgroup memory, a row of x at a time, where one
 // thread finishes each column.
+// PAIRED: the products by weights and by weights_up follow each other in a row of y, without a gate or a bias.
 // Dispatch: (column vectors / COLUMNS, rounded up, ceil(M / TALL), 1).
 // WIDE: columns in 16 bytes. WIDTH: how many of a column's threads are in one subgroup; HALVINGS = log2 of that.
 // LINES = 1, 2 with weights_up; SUMS = LINES * TALL. OF: elements of a row of y.
@@ -88,7 +89,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         other += parts[(PARTS + part) * STRIP + j];
 #endif
       }
+#if PAIRED
+      y[(top + m) * OF + FIRST + n] = element(product);
+      y[(top + m) * OF + FIRST + N + n] = element(other);
+#else
       y[(top + m) * OF + FIRST + n] = finished(n, (top + m) * N + n, product, other);
+#endif
     }
   }
   workgroupBarrier();

@@ -8,6 +8,7 @@
 // COLUMNS neighbours load neighbouring 16 bytes of a row. SPAN threads share these columns; each takes every SPAN-th
 // run of four rows. Their sums are added by shuffles, then, if SPLIT, in workgroup memory, where one thread finishes
 // each column. The sum of squares of a norm is added along with them, so there is one barrier at most.
+// PAIRED: the products by weights and by weights_up follow each other in y, without a gate or a bias.
 // Dispatch: (column vectors / COLUMNS, rounded up, 1, 1).
 // WIDE: columns in 16 bytes. WIDTH: how many of a column's threads are in one subgroup; HALVINGS = log2 of that.
 // Limits: K a multiple of 4, N of WIDE; not weights_up with ACTIVATED. With subgroups COLUMNS * WIDTH is LANES, threads
@@ -127,7 +128,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
       sum *= inverse;
       up *= inverse;
 #endif
+#if PAIRED
+      y[FIRST + n] = element(sum);
+      y[FIRST + N + n] = element(up);
+#else
       y[FIRST + n] = finished(n, n, sum, up);
+#endif
     }
   }
 #else
@@ -143,10 +149,15 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 #endif
 #repeat j WIDE
   let n = vector * WIDE + j;
+#if PAIRED
+  y[FIRST + n] = element(column_sum(sums, j));
+  y[FIRST + N + n] = element(column_sum(sums_up, j));
+#else
 #if weights_up
   y[FIRST + n] = finished(n, n, column_sum(sums, j), column_sum(sums_up, j));
 #else
   y[FIRST + n] = finished(n, n, column_sum(sums, j), 0.0);
+#endif
 #endif
 #end
 #endif

@@ -4,10 +4,12 @@
 // q and k are the heads of x, each divided by its length (the root of KEY times the mean of its squares, which is at least EPSILON); with
 // factor, q is multiplied by its first element. S is multiplied by exp(rate * softplus(decay + bias)), then k (v - S k) * sigmoid(step)
 // is added; y = SCALE * S q. All sums are f32.
-// For each of POSITIONS tokens x is [2 * KEY_HEADS * KEY + HEADS * VALUE], q, k and v; decay, step [HEADS]; y [HEADS * VALUE]. bias,
+// For each of POSITIONS tokens x is [2 * KEY_HEADS * KEY + HEADS * VALUE], q, k and v; decay, step [HEADS] (without step it
+// follows decay in each row); y [HEADS * VALUE]. bias,
 // rate: [HEADS]. past: the state, [HEADS, KEY, VALUE]. Heads of v share those of q and k evenly. With kept, [POSITIONS, HEADS, KEY,
 // VALUE], the state after each token goes there, and past stays; without it there is one token.
 // WIDE: the state is float32 although other values are float16. A workgroup takes QUADS quads (four values) of a head; TEAMS threads share the KEY rows of a quad, SHARE rows each.
+// With gate: a workgroup has a whole head of one token; normed is gated_head_norm.wgsl's result, with NORM_EPSILON.
 // Dispatch: (VALUE / 4 / QUADS, HEADS).
 
 #if WIDE
@@ -18,13 +20,16 @@ alias Held = element;
 
 #reads x: array<element>
 #reads decay: array<element>
-#reads step: array<element>
+#reads step?: array<element>
 #reads bias: array<f32>
 #reads rate: array<f32>
 #reads factor?: array<element>
 #writes past: array<vec4<Held>>
 #writes kept?: array<vec4<Held>>
 #writes y: array<element>
+#reads gate?: array<element>
+#reads gamma?: array<element>
+#writes normed?: array<element>
 
 const KEYS = KEY_HEADS * KEY;
 const WIDTH = 2u * KEYS + HEADS * VALUE;
@@ -34,6 +39,9 @@ const STATE = HEADS * KEY * ROW; // quads of the state
 var<workgroup> retrieved_parts: array<vec4<f32>, WORKGROUP>;
 var<workgroup> asked_parts: array<vec4<f32>, WORKGROUP>;
 var<workgroup> square_parts: array<vec4<f32>, TEAMS>;
+#if gate
+var<workgroup> result_squares: array<f32, QUADS>;
+#endif
 
 fn softplus(x: f32) -> f32 {
   return max(x, 0.0) + log(1.0 + exp(-abs(x)));
@@ -82,18 +90,43 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 #if factor
     q_unit *= f32(factor[0]);
 #endif
-    let shrink = exp(rate[head] * softplus(f32(decay[row * HEADS + head]) + bias[head]));
-    let strength = 1.0 / (1.0 + exp(-f32(step[row * HEADS + head])));
+#if step
+    let fall = f32(decay[row * HEADS + head]);
+    let pace = f32(step[row * HEADS + head]);
+#else
+    let fall = f32(decay[row * 2u * HEADS + head]);
+    let pace = f32(decay[row * 2u * HEADS + HEADS + head]);
+#endif
+    let shrink = exp(rate[head] * softplus(fall + bias[head]));
+    let strength = 1.0 / (1.0 + exp(-pace));
     let value_at = at + 2u * KEYS + head * VALUE + 4u * quad;
     let value = vec4<f32>(f32(x[value_at]), f32(x[value_at + 1u]), f32(x[value_at + 2u]), f32(x[value_at + 3u]));
     let learned = strength * (value - shrink * k_unit * retrieved);
+    let result = SCALE * (shrink * q_unit * asked + learned * (squares.z * q_unit * k_unit));
     if (team == 0u) {
-      let result = SCALE * (shrink * q_unit * asked + learned * (squares.z * q_unit * k_unit));
       let y_at = row * HEADS * VALUE + head * VALUE + 4u * quad;
       for (var i = 0u; i < 4u; i++) {
         y[y_at + i] = element(result[i]);
       }
     }
+#if gate
+    if (team == 0u) {
+      result_squares[quad] = dot(result, result);
+    }
+    workgroupBarrier();
+    var sizes = 0.0;
+    for (var i = 0u; i < QUADS; i++) {
+      sizes += result_squares[i];
+    }
+    if (team == 0u) {
+      let inverse = inverseSqrt(sizes / f32(VALUE) + NORM_EPSILON);
+      for (var i = 0u; i < 4u; i++) {
+        let open = f32(gate[head * VALUE + 4u * quad + i]);
+        let value = result[i] * inverse * f32(gamma[4u * quad + i]);
+        normed[head * VALUE + 4u * quad + i] = element(value * open / (1.0 + exp(-open)));
+      }
+    }
+#endif
     for (var i = 0u; i < SHARE; i++) {
       held[i] = shrink * held[i] + keys[i] * k_unit * learned;
 #if kept

@@ -10,7 +10,7 @@ alias Held = element;
 
 #reads x: array<element>
 #reads decay: array<element>
-#reads step: array<element>
+#reads step?: array<element>
 #reads bias: array<f32>
 #reads rate: array<f32>
 #reads factor?: array<element>
@@ -41,6 +41,11 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
 #if factor
   q_unit *= f32(factor[0]);
 #endif
+#if step
+  let pace = f32(step[head]);
+#else
+  let pace = f32(decay[HEADS + head]);
+#endif
   let entering = f32(decay[head]) + bias[head];
   let fall = rate[head] * (max(entering, 0.0) + log(1.0 + exp(-abs(entering))));
   let shrink = exp(fall);
@@ -59,10 +64,10 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
     squares += terms * terms;
   }
   let spreads = 3.0 * sqrt(squares) + 3.0 * abs(vec3<f32>(retrieved, asked, both));
-  let strength = 1.0 / (1.0 + exp(-f32(step[head])));
+  let strength = 1.0 / (1.0 + exp(-pace));
   let value = f32(x[2u * KEYS + i]);
   let learned = strength * (value - retrieved);
-  let unsure = strength * (abs(value) + spreads.x + abs(fall * retrieved)) + (3.0 + abs(f32(step[head]))) * abs(learned);
+  let unsure = strength * (abs(value) + spreads.x + abs(fall * retrieved)) + (3.0 + abs(pace)) * abs(learned);
   let result = SCALE * (asked + learned * both);
   let spread = spreads.y + abs(fall * asked) + abs(both) * unsure + abs(learned) * spreads.z;
   truth[i] = vec2<f32>(result, SCALE * spread + abs(result));
