@@ -97,6 +97,7 @@ class Step:
 
     shape: Shape
     qkv: npt.NDArray[Any]
+    """The heads of q, k and v, without what may follow the queries."""
     cos: npt.NDArray[Any]
     sin: npt.NDArray[Any]
     keys: npt.NDArray[Any]
@@ -135,9 +136,19 @@ class Step:
             stored,
         )
 
+    @property
+    def packed(self) -> npt.NDArray[Any]:
+        """q, k and v as the kernels read them; numbers that nothing may read follow each query if the shape is so."""
+        if not self.shape.gated:
+            return self.qkv
+        heads = self.shape.heads
+        followed = np.repeat(self.qkv[..., :heads, :], 2, axis=-2)
+        followed[..., 1::2, :] = np.nan
+        return np.concatenate([followed, self.qkv[..., heads:, :]], axis=-2)
+
     def buffers(self, state: Any, keys: Any, values: Any, partials: Any, y: Any) -> dict[str, npt.NDArray[Any]]:
         """All that a kernel may bind, by its names."""
-        bound = zip(BOUND, (self.qkv, state, self.cos, self.sin, keys, values, partials), strict=True)
+        bound = zip(BOUND, (self.packed, state, self.cos, self.sin, keys, values, partials), strict=True)
         return {**dict(bound), "y": y, **dict(zip(GAMMAS, self.gammas, strict=True)), "head_sink": self.sinks}
 
     def caches(self, length: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:

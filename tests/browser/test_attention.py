@@ -129,6 +129,16 @@ def test_heads_that_are_rotated_in_part_or_by_neighbours(
             planned(kernel_page, replace(shape, epsilon=epsilon), (1, 65, 300), lanes)
 
 
+@pytest.mark.parametrize(("heads", "kv_heads", "head", "rotary"), [(4, 2, 64, 24), (2, 1, 256, 64)])
+def test_a_gate_follows_each_query(
+    kernel_page: KernelPage, heads: int, kv_heads: int, head: int, rotary: int
+) -> None:
+    """The kernels of attention do not read it."""
+    shape = Shape(heads, kv_heads, head, capacity=303, epsilon=0.5, rotary=rotary, gated=True)
+    for lanes in {0, kernel_page.lanes, 32}:
+        planned(kernel_page, shape, (1, 65, 300), lanes)
+
+
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("window", "epsilon"), pairwise([(1,), (64,), (300,)], [(2,), (63,), (65,), (100,)], (None, 0.5))

@@ -106,8 +106,9 @@ FORMS = pytest.mark.parametrize(
         (Shape(4, 2, 16, capacity=303), (0, 4, 64)),
         (Shape(6, 2, 16, capacity=303, epsilon=0.5, normed_values=True, rotary=8, interleaved=True), (0, 8)),
         (Shape(4, 2, 32, capacity=303, window=70, softcap=5.0, sinks=0), (0, 16, 32)),
+        (Shape(4, 2, 64, capacity=303, epsilon=0.5, rotary=24, gated=True), (0, 32)),
     ],
-    ids=["plain", "norms", "window"],
+    ids=["plain", "norms", "window", "gates"],
 )
 
 
