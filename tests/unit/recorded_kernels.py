@@ -19,6 +19,7 @@ __all__ = [
     "BLOCK_SUMS",
     "KERNELS",
     "MATMUL_SCALARS",
+    "SCALE",
     "Kernel",
     "Number",
     "Vector",
@@ -229,7 +230,8 @@ def rotary_apart(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
         rows = at[f"{name}_input"][: heads * head].reshape(heads, head)
         if f"{name}_norm_weight" in at:
             rows = np.stack([normed(row, at[f"{name}_norm_weight"], u["qk_norm_epsilon"]) for row in rows])
-        put(at[f"{name}_output"], rotated(rows, at["cos_cache"], at["sin_cache"], position))
+        rotary = 2 * u["cos_cache_shape"][1]
+        put(at[f"{name}_output"], rotated(rows, at["cos_cache"], at["sin_cache"], position, rotary))
 
 
 def rotary_query(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
@@ -303,6 +305,56 @@ def attention_join(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
     if "head_sink" in at:
         sums = sums + np.exp(at["head_sink"][:heads, None] - largest)
     put(at["output"], at["input"][: heads * head].reshape(heads, head) / sums)
+
+
+def convolution(at: Mapping[str, Vector], u: Mapping[str, Any], silu: bool = False) -> None:
+    channels, held = u["channels"], u["state_length"]
+    past = at["conv_state"][: channels * held].reshape(channels, held)
+    inputs = np.concatenate([past, at["input"][:channels, None]], axis=1)
+    y = (inputs * at["weight"][: inputs.size].reshape(inputs.shape)).sum(axis=1)
+    y = y + at["bias"][:channels] if "bias" in at else y
+    put(at["output"], gated(y, np.ones(channels)) if silu else y)
+    put(at["present_state"], inputs[:, 1:])
+
+
+def recurrence(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
+    heads, groups, key, value = u["num_heads"], u["q_num_heads"], u["head_dim_k"], 4 * u["head_dim_v"]
+    q, k = (np.repeat(at[name][: groups * key].reshape(groups, key), heads // groups, 0) for name in ("query", "key"))
+    state = at["initial_state"][: heads * key * value].reshape(heads, key, value)
+    state = state * np.exp(at["decay"][:heads, None, None])
+    learned = at["value"][: heads * value].reshape(heads, value) - np.einsum("hkv,hk->hv", state, k)
+    state = state + k[..., None] * (at["beta"][:heads, None] * learned)[:, None]
+    put(at["output"], np.einsum("hkv,hk->hv", state, q) * u["scale"])
+    put(at["present_state"], state)
+
+
+def three_products(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
+    for name, n in (("q", u["Nq"]), ("k", u["Nkv"]), ("v", u["Nkv"])):
+        sizes = (n, u["K"], u["block_size"])
+        put(at[f"{name}_output"], product(at[f"{name}_b"], at[f"{name}_scales_b"], at["input_a"], *sizes))
+
+
+def turned_vector(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
+    put(at["output"], at["a"][: u["output_size"]])
+
+
+def sigmoid(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
+    put(at["y"], 1 / (1 + np.exp(-at["x"][: 4 * u["vec_size"]])))
+
+
+def softplus(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
+    put(at["y"], np.logaddexp(0, at["x"][: 4 * u["vec_size"]]))
+
+
+def scale(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
+    put(at["output"], at["input_a"][: u["element_count"]] * at["input_b"][0])
+
+
+def split_heads(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
+    first, second = (4 * size for size in u["segment_sizes"])
+    rows = at["input"][: 4 * u["input_size"]].reshape(-1, first + second)
+    put(at["output_0"], rows[:, :first])
+    put(at["output_1"], rows[:, first:])
 
 
 MATMUL_FIELDS = tuple((name, "u32") for name in ("M", "N", "K", "block_size", "batch_count", "dispatch_M"))
@@ -470,6 +522,45 @@ GATED_MLP = Kernel(
     ),
     gated_mlp,
 )
+SCALE = Kernel(
+    ("input_a", "input_b"),
+    ("output",),
+    (("element_count", "u32"),),
+    (
+        "let a = input_a[global_idx];",
+        "let b = input_b_value_t(input_b[0].x);",
+        "output[global_idx]=a * b;",
+    ),
+    scale,
+)
+"""A product by a vector of one element."""
+CONVOLUTION = Kernel(
+    ("input", "weight", "conv_state"),
+    ("output", "present_state"),
+    tuple(
+        (name, "u32")
+        for name in ("batch_size", "channels", "input_length", "kernel_size", "dilation", "state_length")
+    ),
+    (
+        "let state_base = (batch_idx * channels + channel_idx) * state_length;",
+        "let weight_base = channel_idx * kernel_size;",
+        "let virtual_pos = pos + j * dilation;",
+        "acc = acc + val * w;",
+        "present_state[state_base + s * state_pos_stride] = state_val;",
+    ),
+    convolution,
+    vectors=False,
+)
+BIASED_CONVOLUTION = replace(
+    CONVOLUTION,
+    reads=("input", "weight", "bias", "conv_state"),
+    lines=(*CONVOLUTION.lines, "acc = acc + bias[channel_idx];"),
+)
+SILU_LINES = (
+    "fn silu(x: input_element_t) -> input_element_t {\n  return x / (1.0 + exp(-x));\n}",
+    "acc = silu(acc);",
+)
+THREE_WEIGHTS = ("q_b", "q_scales_b", "k_b", "k_scales_b", "v_b", "v_scales_b")
 
 KERNELS: Mapping[str, Kernel] = {
     "matmul_nbits": MATMUL,
@@ -695,5 +786,79 @@ KERNELS: Mapping[str, Kernel] = {
             "g_max = max(g_max, sink_value);",
             "g_sum += exp(sink_value - g_max);",
         ),
+    ),
+    "convolution": CONVOLUTION,
+    "convolution_biased": BIASED_CONVOLUTION,
+    "convolution_silu": replace(
+        CONVOLUTION, lines=(*CONVOLUTION.lines, *SILU_LINES), compute=partial(convolution, silu=True)
+    ),
+    "convolution_silu_biased": replace(
+        BIASED_CONVOLUTION, lines=(*BIASED_CONVOLUTION.lines, *SILU_LINES), compute=partial(convolution, silu=True)
+    ),
+    "recurrence": Kernel(
+        ("query", "key", "value", "initial_state", "decay", "beta"),
+        ("output", "present_state"),
+        (
+            *((name, "u32") for name in ("batch_size", "num_heads", "seq_length", "head_dim_k", "head_dim_v")),
+            ("scale", "f32"),
+            *((name, "u32") for name in ("heads_per_group", "kv_per_k_head", "q_num_heads", "n_k_heads")),
+        ),
+        (
+            "let exp_g = exp(f32(decay[bt_offset * uniforms.num_heads + head_idx]));",
+            "state[j] *= exp_g;",
+            "let delta_j = beta_val * (v_val - retrieved);",
+            "output[bt_offset * packed_dv_out + out_head_0 * uniforms.head_dim_v + dv_start + j] = "
+            "otype((pre_out + delta_j * kq_dot) * uniforms.scale);",
+            "state[j] += k_val * broadcast_buf[j];",
+        ),
+        recurrence,
+    ),
+    "turned_vector": Kernel(
+        ("a",),
+        ("output",),
+        (("a_shape", "vec3<u32>"), ("output_size", "u32")),
+        ("fn perm(i: output_indices_t)->a_indices_t {", "output[global_idx]=get_a_by_indices(x_indices);"),
+        turned_vector,
+        vectors=False,
+    ),
+    "sigmoid": Kernel(
+        ("x",),
+        ("y",),
+        (("vec_size", "u32"),),
+        ("let a = x[global_idx];", "y[global_idx]=1.0 / (1.0 + exp(-a));"),
+        sigmoid,
+    ),
+    "softplus": Kernel(
+        ("x",),
+        ("y",),
+        (("vec_size", "u32"),),
+        (
+            "y[global_idx]=select(select(log(1.0 + exp(a)), a + log(1.0 + exp(-a)), a > x_value_t(0)),a,"
+            "a > x_value_t(x_element_t(uniforms.attr)));",
+        ),
+        softplus,
+    ),
+    "split_heads": Kernel(
+        ("input",),
+        ("output_0", "output_1"),
+        (("input_size", "u32"), ("segment_sizes", "vec2<u32>")),
+        (
+            "let segment_size = uniforms.segment_sizes[1];",
+            "output_1[outer_index * segment_size + within_outer - segment_start]=input[global_idx];",
+        ),
+        split_heads,
+    ),
+    "three_products": Kernel(
+        ("input_a", *THREE_WEIGHTS),
+        ("q_output", "k_output", "v_output"),
+        tuple((name, "u32") for name in ("Nq", "Nkv", "K", "block_size", "batch_count", "skip_size")),
+        (
+            "const default_zero_point = vec4<q_output_element_t>(q_output_element_t(8));",
+            "let weight_upper = unpack_nibble_values((weight[i] >> 4) & 0x0F0F0F0Fu) - default_zero_point;",
+            "let inv_std = 1.0;",
+            "q_output[batch * uniforms.Nq + b_global]=q_output_value_t(q_output_value);;",
+            "v_output[batch * uniforms.Nkv + b_global]=v_output_value_t(v_output_value);;",
+        ),
+        three_products,
     ),
 }

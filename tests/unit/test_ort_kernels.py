@@ -35,6 +35,14 @@ ROTARY_APART: dict[str, Number] = {
     "head_size": 16,
     "qk_norm_epsilon": 0.25,
 }
+CONVOLUTION: dict[str, Number] = {
+    "batch_size": 1,
+    "channels": 128,
+    "input_length": 1,
+    "kernel_size": 4,
+    "dilation": 1,
+    "state_length": 3,
+}
 UNIFORMS: Mapping[str, Mapping[str, Number]] = {
     "matmul_nbits": {"M": 1, "N": 96, "K": 64, "block_size": 32, "batch_count": 1, "dispatch_M": 1},
     **{
@@ -116,8 +124,26 @@ UNIFORMS: Mapping[str, Mapping[str, Number]] = {
         "new_sequence_length": 1,
     },
     **{name: {"head_size_vec": 4, "new_sequence_length": 1, "num_heads": 4} for name in JOINS},
+    **{name: CONVOLUTION for name in KERNELS if name.startswith("convolution")},
+    "recurrence": {
+        "batch_size": 1,
+        "num_heads": 4,
+        "seq_length": 1,
+        "head_dim_k": 16,
+        "head_dim_v": 4,
+        "scale": 1.0,
+        "heads_per_group": 0,
+        "kv_per_k_head": 2,
+        "q_num_heads": 2,
+        "n_k_heads": 2,
+    },
+    "turned_vector": {"a_shape": (1, 1, 64), "output_size": 64},
+    "sigmoid": {"vec_size": 1},
+    "softplus": {"vec_size": 1},
+    "split_heads": {"input_size": 64, "segment_sizes": (16, 16)},
+    "three_products": {"Nq": 256, "Nkv": 128, "K": 64, "block_size": 32, "batch_count": 1, "skip_size": 0},
 }
-KIND = {name: re.sub("_alone|_bytes|_zeros", "", name) for name in KERNELS}
+KIND = {name: re.sub("_alone|_bytes|_zeros|_biased", "", name) for name in KERNELS}
 
 
 def found(
@@ -168,6 +194,9 @@ class TestEach:
         # As onnxruntime writes it: everything but the weights in f16.
         code = KERNELS[name].code.replace("<f32>", "<f16>")
         kernel = found(KERNELS[name], UNIFORMS[name], code=code)
+        if name == "softplus":
+            assert kernel is None, "decays are computed in float32"
+            return
         assert kernel is not None
         assert kernel.element == "f16"
 
@@ -182,7 +211,7 @@ class TestEach:
             assert found(swapped, UNIFORMS[name]) is None
         renamed = replace(kernel, reads=("other", *kernel.reads[1:]))
         assert found(renamed, UNIFORMS[name]) is None
-        assert found(replace(kernel, reads=(*kernel.reads, "bias")), UNIFORMS[name]) is None
+        assert found(replace(kernel, reads=(*kernel.reads, "another")), UNIFORMS[name]) is None
 
     def test_a_binding_that_the_wgsl_does_not_name_is_not_understood(self, name: str) -> None:
         names = {(0, b): binding for b, (binding, _) in enumerate(KERNELS[name].bindings)}
@@ -226,6 +255,10 @@ class TestEach:
         ("skip_norm", "value = value + bias[i];"),
         ("matvec_int8_4", "output_value += bias[b_global];"),
         ("matvec_int8_4", "let b_offset = uniforms.weight_idx * uniforms.N;"),
+        ("convolution", "acc = silu(acc);"),
+        ("convolution", "acc = acc / (1.0 + exp(-acc)); // silu(acc)"),
+        ("split_heads", "output_2[outer_index]=input[global_idx];"),
+        *(("three_products", line) for line in ("value += bias[i];", "let inv_std = inverseSqrt(sum + epsilon);")),
         ("gated_mlp", "value = value + gate_bias[i];"),
         ("gated_mlp", "value = value + up_bias[i];"),
         *((name, "score = uniforms.softcap * tanh(score);") for name in ("attention_split", *JOINS)),
@@ -259,6 +292,19 @@ def test_lines_of_a_richer_operation_are_not_passed_over(name: str, line: str) -
         ("add", change("add", element_count=128)),
         ("concat", change("concat", input_1_shape=(1, 2, 16))),
         ("concat", change("concat", output_size=97)),
+        *(
+            ("convolution_silu_biased", change("convolution_silu_biased", **{field: 2}))
+            for field in ("batch_size", "input_length", "dilation", "state_length")
+        ),
+        *(("recurrence", change("recurrence", **{field: 2})) for field in ("batch_size", "seq_length")),
+        ("recurrence", change("recurrence", heads_per_group=2)),
+        ("recurrence", change("recurrence", q_num_heads=4)),
+        ("recurrence", change("recurrence", kv_per_k_head=1)),
+        ("turned_vector", change("turned_vector", a_shape=(1, 2, 32))),
+        ("sigmoid", change("sigmoid", vec_size=0)),
+        ("softplus", change("softplus", vec_size=0)),
+        ("three_products", change("three_products", batch_count=2)),
+        ("three_products", change("three_products", skip_size=64)),
         ("skip_norm", change("skip_norm", skip_size=128)),
         ("gated_mlp", change("gated_mlp", batch_count=2)),
         ("gated_mlp", change("gated_mlp", skip_size=32)),
@@ -273,6 +319,8 @@ def test_lines_of_a_richer_operation_are_not_passed_over(name: str, line: str) -
             for name in ("rotary_apart", "rotary_normed")
             for field, shape in (
                 ("cos_cache_shape", (256, 4)),
+                ("cos_cache_shape", (256, 12)),
+                ("q_global_shape", (1, 1, 4, 12)),
                 ("q_global_shape", (1, 2, 4, 8)),
                 ("q_global_shape", (2, 1, 4, 8)),
                 ("k_global_shape", (1, 1, 2, 4)),
@@ -293,6 +341,25 @@ def test_lines_of_a_richer_operation_are_not_passed_over(name: str, line: str) -
 )
 def test_other_shapes_are_other_operations(name: str, uniforms: Mapping[str, Number]) -> None:
     assert found(KERNELS[name], uniforms) is None
+
+
+def test_linear_attention_whose_state_alone_is_float32() -> None:
+    code = KERNELS["recurrence"].code.replace("<f32>", "<f16>")
+    for name in ("initial_state", "present_state"):
+        mixed = code.replace(f"{name}: array<vec4<f16>>", f"{name}: array<vec4<f32>>")
+        code, half = mixed, code
+    for text, kind in ((code, "recurrence"), (half, None)):
+        kernel = found(KERNELS["recurrence"], UNIFORMS["recurrence"], code=text)
+        assert (kernel.kind if kernel else None) == kind
+
+
+@pytest.mark.parametrize("rotary", [8, 16])
+def test_heads_that_are_rotated_in_part(rotary: int) -> None:
+    """The threads of a head are its elements that are not rotated, and a half of the others."""
+    threads = 16 - rotary // 2
+    shapes: dict[str, Number] = {"q_global_shape": (1, 1, 4, threads), "k_global_shape": (1, 1, 2, threads)}
+    for name in ("rotary_apart", "rotary_normed"):
+        assert found(KERNELS[name], change(name, cos_cache_shape=(256, rotary // 2), **shapes)) is not None
 
 
 def test_products_of_the_next_version_are_known() -> None:
@@ -486,6 +553,10 @@ def test_weights_are_what_a_replacement_takes_for_constant() -> None:
         "attention_split": [],
         "attention_join": [],
         "attention_join_sinks": ["head_sink"],
+        **{f"convolution{silu}": ["weight"] for silu in ("", "_silu")},
+        **{f"convolution{silu}_biased": ["bias", "weight"] for silu in ("", "_silu")},
+        **{name: [] for name in ("recurrence", "turned_vector", "sigmoid", "softplus", "split_heads")},
+        "three_products": ["k_b", "k_scales_b", "q_b", "q_scales_b", "v_b", "v_scales_b"],
     }
 
 

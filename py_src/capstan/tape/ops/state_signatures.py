@@ -63,6 +63,7 @@ def recurrence(mixed: bool) -> Signature:
         has=(
             f"initial_state: array<vec4<f{'32>>' if mixed else ''}",
             f"present_state: array<vec4<f{'32>>' if mixed else ''}",
+            f"value: array<vec4<f{'16>>' if mixed else ''}",
             "let exp_g = exp(f32(decay[bt_offset * uniforms.num_heads + head_idx]));",
             "state[j] *= exp_g;",
             "let delta_j = beta_val * (v_val - retrieved",  # the name of a sum by subgroups ends in _sum
