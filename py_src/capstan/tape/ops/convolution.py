@@ -134,10 +134,12 @@ def join_convolution(traced: Traced, found: Met) -> None:
     )
     state = found.read("conv_state")
     gates = gated_by(traced, entering, found, channels)
+    end = found
     if gates is None:
         traced.join(what, (entering.read("a"), state), (result, copy.writes[0]), entering, found)
     else:
         split, times, leaving, last = gates
+        end = last
         writes = (last.written("output"), copy.writes[0])
         traced.join(
             replace(what, gated=True),
@@ -150,7 +152,7 @@ def join_convolution(traced: Traced, found: Met) -> None:
             leaving,
             last,
         )
-    traced.drop(copy, at["present_state"])
+    traced.drop(copy, at["present_state"], end)
 
 
 def gated_by(traced: Traced, entering: Met, found: Met, channels: int) -> tuple[Met, Met, Met, Met] | None:

@@ -238,7 +238,7 @@ def join_recurrence(traced: Traced, found: Met) -> None:
     reads = (split.read("input"), *gates, found.read("initial_state"))
     writes = (found.written("output"), copy.writes[0])
     traced.join(replace(what, paired=paired is not None), reads, writes, split, *parts, step, *kernels, found)
-    traced.drop(copy, at["present_state"])
+    traced.drop(copy, at["present_state"], found)
 
 
 def pair_products(traced: Traced, first: int, second: int) -> int | None:

@@ -79,10 +79,12 @@ class Traced:
         self.joined[end] = Node(what, reads, writes, end, origins)
         self.gone |= origins
 
-    def drop(self, copy: Node, present: int) -> None:
-        """Drop the copy of a state, since an operation writes the state in place, and nothing writes the recorded
-        buffer `present`.
+    def drop(self, copy: Node, present: int, end: Met) -> None:
+        """Drop the copy of a state, since the operation that runs in place of `end` writes the state in place, and
+        nothing writes the recorded buffer `present`.
         """
+        made = self.joined[end.index]
+        self.joined[end.index] = replace(made, origins=made.origins | copy.origins)
         self.gone |= copy.origins
         self.unwritten.add(present)
 
