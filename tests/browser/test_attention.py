@@ -130,9 +130,7 @@ def test_heads_that_are_rotated_in_part_or_by_neighbours(
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "head", "rotary"), [(4, 2, 64, 24), (2, 1, 256, 64)])
-def test_a_gate_follows_each_query(
-    kernel_page: KernelPage, heads: int, kv_heads: int, head: int, rotary: int
-) -> None:
+def test_a_gate_follows_each_query(kernel_page: KernelPage, heads: int, kv_heads: int, head: int, rotary: int) -> None:
     """The kernels of attention do not read it."""
     shape = Shape(heads, kv_heads, head, capacity=303, epsilon=0.5, rotary=rotary, gated=True)
     for lanes in {0, kernel_page.lanes, 32}:

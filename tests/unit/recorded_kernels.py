@@ -538,8 +538,7 @@ CONVOLUTION = Kernel(
     ("input", "weight", "conv_state"),
     ("output", "present_state"),
     tuple(
-        (name, "u32")
-        for name in ("batch_size", "channels", "input_length", "kernel_size", "dilation", "state_length")
+        (name, "u32") for name in ("batch_size", "channels", "input_length", "kernel_size", "dilation", "state_length")
     ),
     (
         "let state_base = (batch_idx * channels + channel_idx) * state_length;",

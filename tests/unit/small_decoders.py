@@ -33,10 +33,14 @@ class Small:
     sinks: bool = False
     affine: bool = False
     """Whether what the weights' minima add is computed apart, as in the graph of a GGUF file."""
+    gates: bool = False
+    """Whether another vector follows each query, whose sigmoid the attention's result is multiplied by."""
     sketch: Sketch = field(default_factory=Sketch)
     calls: dict[str, int] = field(default_factory=dict)
     """The operations by name."""
 
+    shares: dict[int, int] = field(default_factory=dict)
+    """The sigmoids of the gates, by layer."""
     sums: dict[int, int] = field(default_factory=dict)
     """The sums of a tensor's blocks."""
     minima: dict[int, tuple[int, int, int, int]] = field(default_factory=dict)
@@ -181,18 +185,39 @@ class Small:
         total = self.sketch.unknown(lambda mask: np.sum(mask), [self.mask], 1)
         return self.sketch.unknown(lambda n: n[:1] - 1, [total], 1), total
 
-    def rotated_apart(self, qkv: int, layer: int, lengths: tuple[int, int], norms: str) -> tuple[int, int]:
+    @property
+    def packed_size(self) -> int:
+        """Elements of the packed q, k and v."""
+        return QKV + self.gates * HEADS * HEAD
+
+    def opened(self, parts: list[int], layer: int) -> None:
+        """Split the queries, the first of `parts`, from the gates that follow each."""
+        s, size = self.sketch, HEADS * HEAD
+        sizes: dict[str, Number] = {"input_size": 2 * size // 4, "segment_sizes": (HEAD // 4, HEAD // 4)}
+        outputs = {f"output_{i}": size for i in range(2)}
+        parts[0], gates = s.run("split_heads", {"input": parts[0]}, outputs, sizes)
+        self.named(f"split of q {layer}")
+        [self.shares[layer]] = s.run("sigmoid", {"x": gates}, {"y": size}, {"vec_size": size // 4})
+        self.named(f"sigmoid {layer}")
+
+    def rotated_apart(
+        self, qkv: int, layer: int, lengths: tuple[int, int], norms: str, rotary: str = ""
+    ) -> tuple[int, int]:
         """The rotated q, and the counts: q, k and v are split, and norms of q and k are "inside" the rotary kernel,
-        "apart", or none if that is "no"; with "all" there is one of v, too."""
+        "apart", or none if that is "no"; with "all" there is one of v, too. `rotary`: "partial" for half of a head."""
         s = self.sketch
-        sizes = {"input_size": QKV // 4, "total_segment_elements": QKV // 4}
-        rows = (HEADS * HEAD, KV_HEADS * HEAD, KV_HEADS * HEAD)
+        sizes = {"input_size": self.packed_size // 4, "total_segment_elements": self.packed_size // 4}
+        rows = [HEADS * HEAD * (1 + self.gates), KV_HEADS * HEAD, KV_HEADS * HEAD]
         parts = s.run(
             "qkv_split",
             {"input": qkv},
             {f"output_{i}": size for i, size in enumerate(rows)},
             {**sizes, "segment_sizes": tuple(size // 4 for size in rows)},
         )
+        self.named(f"split of qkv {layer}")
+        if self.gates:
+            self.opened(parts, layer)
+            rows[0] = HEADS * HEAD
         q, k, v = parts
         gammas = [s.weights(HEAD, 1.0) for _ in range(3)]
         if norms in ("apart", "all"):
@@ -205,10 +230,11 @@ class Small:
                 )
                 self.named(f"norm of {'qkv'[i]} {layer}")
             q, k, v = parts
+        half = HEAD // 4 if rotary == "partial" else HEAD // 2
         shapes: dict[str, Number] = {
-            "cos_cache_shape": (CAPACITY, HEAD // 2),
-            "q_global_shape": (1, 1, HEADS, HEAD // 2),
-            "k_global_shape": (1, 1, KV_HEADS, HEAD // 2),
+            "cos_cache_shape": (CAPACITY, half),
+            "q_global_shape": (1, 1, HEADS, HEAD - half),
+            "k_global_shape": (1, 1, KV_HEADS, HEAD - half),
         }
         inside = {"q_norm_weight": gammas[0], "k_norm_weight": gammas[1]} if norms == "inside" else {}
         query, rotated = s.run(
@@ -239,10 +265,14 @@ class Small:
         """`norms` of q and k: None for packed q, k and v without; else as in `rotated_apart`. `rotary`: see
         `rotated`."""
         if norms is not None:
-            query, counts = self.rotated_apart(qkv, layer, lengths, norms)
+            query, counts = self.rotated_apart(qkv, layer, lengths, norms, rotary)
         else:
             query, counts = self.rotated(qkv, layer, lengths, rotary)
-        return self.attended(query, counts, layer, lengths)
+        y = self.attended(query, counts, layer, lengths)
+        if self.gates:
+            y = self.multiply(y, self.shares[layer], HEADS * HEAD)
+            self.named(f"gate {layer}")
+        return y
 
     def over_the_caches_of(self, source: int, query: int, layer: int, lengths: tuple[int, int]) -> int:
         """Attention of a layer with queries alone, which are normalised and rotated."""
@@ -339,6 +369,7 @@ def decoder(
     apart: bool = False,
     shared: bool = False,
     layers: int = 2,
+    gates: bool = False,
 ) -> Small:
     """Llama, unless otherwise asked.
 
@@ -350,9 +381,10 @@ def decoder(
     and v split all the same. `apart`: v has a product of its own, put behind that of q and k. `affine`: weights have
     minima, whose products are apart. `shared`: all layers but the first read its caches.
     `rotary`: "partial" (phi) or "interleaved" (ernie). `sinks`: one more score in each head's softmax (gpt-oss).
+    `gates`: of attention's results, beside the queries (qwen3_5).
     `watched`: an unknown kernel reads a residual and a norm. `patched`: the next kernel changes a part of a copy.
     """
-    m = Small(layers, dense, packed, rounded, sinks, affine)
+    m = Small(layers, dense, packed, rounded, sinks, affine, gates)
     s = m.sketch
     x = m.embedded()
     if multipliers:
@@ -362,7 +394,7 @@ def decoder(
     lengths: tuple[int, int] | None = None
     for layer in range(layers):
         of_others = shared and layer > 0
-        qkv = m.concat(y) if apart else m.matmul(y, HEADS * HEAD if of_others else QKV, WIDTH)
+        qkv = m.concat(y) if apart else m.matmul(y, HEADS * HEAD if of_others else m.packed_size, WIDTH)
         m.named(f"qkv {layer}")
         if bias:
             qkv = m.add(qkv, s.weights(QKV), QKV)
@@ -447,5 +479,6 @@ SMALL_DECODERS: Mapping[str, Callable[[], Small]] = {
     "affine everything": lambda: decoder(affine=True, bias=True, swapped=True, multipliers=True, watched=True),
     "q, k and v of two types": lambda: decoder(apart=True, affine=True),
     "dense ones": lambda: decoder(apart=True, dense=True),
+    "qwen3_5's attention": lambda: decoder(norms="apart", rotary="partial", gates=True),
     "one layer": lambda: decoder(layers=1),
 }

@@ -444,8 +444,10 @@ def heads_normed(rows: Vector, gamma: str, at: Mapping[str, Vector], c: Mapping[
 def attention(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[int, int, int]) -> None:
     heads, kv, head, capacity = c["HEADS"], c["KV_HEADS"], c["HEAD"], c["CAPACITY"]
     length = capacity if c["WHOLE"] else int(at["state"][0])
-    packed = heads if c["WRITTEN"] else heads + 2 * kv
-    q, k, v = np.split(at["qkv"][: packed * head].reshape(-1, head), [heads, heads + kv])
+    asked = c["QUERY_HEAD"] // head
+    packed = asked * heads if c["WRITTEN"] else asked * heads + 2 * kv
+    q, k, v = np.split(at["qkv"][: packed * head].reshape(-1, head), [asked * heads, asked * heads + kv])
+    q = q[::asked]
     keys, values = (
         at[name][: kv * capacity * head].reshape(kv, capacity, head) for name in ("key_cache", "value_cache")
     )
@@ -487,6 +489,52 @@ def attention_join(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple
 def add_position(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[int, int, int]) -> None:
     first = c["K"] * (int(at["state"][0]) - 1)
     at["y"][: c["K"]] = at["x"][: c["K"]] + at["table"][first : first + c["K"]]
+
+
+def convolution(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[int, int, int]) -> None:
+    channels, taps = c["CHANNELS"], c["TAPS"]
+    assert 64 * counts[0] >= channels
+    assert c["POSITIONS"] == 1
+    x = at["x"][: (3 if c["GATED"] else 1) * channels].reshape(-1, channels)
+    past = at["past"][: channels * (taps - 1)].reshape(channels, taps - 1)
+    inputs = np.concatenate([past, (x[0] * x[2] if c["GATED"] else x[0])[:, None]], axis=1)
+    y = (inputs * at["weight"][: inputs.size].reshape(inputs.shape)).sum(axis=1)
+    y = y + at["bias"][:channels] if "bias" in at else y
+    y = gated(y, np.ones(channels)) if c["ACTIVATED"] else y
+    at["y"][:channels] = x[1] * y if c["GATED"] else y
+    past[:] = inputs[:, 1:]
+
+
+def delta_rule(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[int, int, int]) -> None:
+    groups, heads, key, value = c["KEY_HEADS"], c["HEADS"], c["KEY"], c["VALUE"]
+    assert (4 * counts[0] * c["QUADS"], counts[1], c["TEAMS"] * c["SHARE"]) == (value, heads, key)
+    assert c["POSITIONS"] == 1
+    q, k, v = np.split(at["x"][: 2 * groups * key + heads * value], [groups * key, 2 * groups * key])
+    q, k = (
+        np.repeat(rows / np.sqrt(np.sum(rows * rows, axis=1, keepdims=True) + c["EPSILON"] * key), heads // groups, 0)
+        for rows in (q.reshape(groups, key), k.reshape(groups, key))
+    )
+    q = q * at["factor"][0] if "factor" in at else q
+    state = at["past"][: heads * key * value].reshape(heads, key, value)
+    state *= np.exp(at["rate"][:heads] * np.logaddexp(0, at["decay"][:heads] + at["bias"][:heads]))[:, None, None]
+    learned = v.reshape(heads, value) - np.einsum("hkv,hk->hv", state, k)
+    state += k[..., None] * (learned / (1 + np.exp(-at["step"][:heads, None])))[:, None]
+    at["y"][: heads * value] = c["SCALE"] * np.einsum("hkv,hk->hv", state, q).reshape(-1)
+
+
+def gated_head_norm(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[int, int, int]) -> None:
+    size = c["HEADS"] * c["HEAD"]
+    assert counts == (c["HEADS"], 1, 1)
+    rows = np.array([normed(row, at["gamma"], c["EPSILON"]) for row in at["x"][:size].reshape(-1, c["HEAD"])])
+    at["y"][:size] = gated(at["gate"][:size], rows.reshape(-1))
+
+
+def head_gate(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[int, int, int]) -> None:
+    heads, size = c["HEADS"], c["HEADS"] * c["HEAD"]
+    assert 64 * counts[0] >= size
+    assert at["qkv"].size >= c["WIDTH"]
+    gates = at["qkv"][: 2 * size].reshape(heads, 2, -1)[:, 1].reshape(-1)
+    at["y"][:size] = at["x"][:size] / (1 + np.exp(-gates))
 
 
 def splits_of(c: Mapping[str, Any], length: int) -> int:
@@ -592,4 +640,8 @@ OURS: dict[str, Callable[[Mapping[str, Vector], Mapping[str, Any], tuple[int, in
     "attention": attention,
     "attention_join": attention_join,
     "add_position": add_position,
+    "convolution": convolution,
+    "delta_rule": delta_rule,
+    "gated_head_norm": gated_head_norm,
+    "head_gate": head_gate,
 }

@@ -33,12 +33,14 @@ from capstan.tape.step_graph import StepGraph
 from tests.unit import step_simulator
 from tests.unit.recorded_kernels import Vector
 from tests.unit.small_decoders import CAPACITY, HEAD, INNER, KV_HEADS, SMALL_DECODERS, VOCABULARY, WIDTH, Small, decoder
+from tests.unit.stateful_decoders import STATEFUL_DECODERS, Stateful
 from tests.unit.step_simulator import Machine
 
 STATE = (77, 0, 32)
 LENGTHS = (3, 4, 150)
 """Positions of the steps played in turn: at 150 attention is split, where there are no subgroups."""
 
+DECODERS = {**SMALL_DECODERS, **STATEFUL_DECODERS}
 SUBSETS = {
     "none": (),
     "all": PASSES,
@@ -82,8 +84,13 @@ def check(small: Small, step: step_simulator.Recorded, passes: Collection[str]) 
     placement, made = fused(step, passes, small)
     expected = play(Machine(step), small, None)
     found = play(Machine(step), small, made)
+    # Of a state in place nothing is left where the recorded step put the new one; its copy is the same.
+    states = small.states.values() if isinstance(small, Stateful) else ()
+    written = {step.buffer_of[present] for _, present in states}
     for want, got in zip(expected, found, strict=True):
         for buffer, values in want.items():
+            if buffer in written:
+                continue
             assert np.isfinite(values).all(), "the decoder itself is broken"
             np.testing.assert_allclose(got[buffer], values, rtol=1e-7, atol=1e-9, err_msg=f"buffer {buffer}")
     return placement
@@ -91,9 +98,9 @@ def check(small: Small, step: step_simulator.Recorded, passes: Collection[str]) 
 
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize("passes", SUBSETS.values(), ids=SUBSETS)
-@pytest.mark.parametrize("name", SMALL_DECODERS)
+@pytest.mark.parametrize("name", DECODERS)
 def test_a_fused_step_leaves_what_the_recorded_step_leaves(name: str, passes: Collection[str]) -> None:
-    small = SMALL_DECODERS[name]()
+    small = DECODERS[name]()
     check(small, small.sketch.record(), passes)
 
 
@@ -242,7 +249,7 @@ def test_attention_takes_in_norms_and_sinks(form: dict[str, Any]) -> None:
 
 class TestWhateverTheBuffers:
     @pytest.mark.one_in(5)
-    @pytest.mark.parametrize("name", SMALL_DECODERS)
+    @pytest.mark.parametrize("name", DECODERS)
     def test_recycled_at_random(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         misplaced: list[MisplacedError] = []
 
@@ -254,7 +261,7 @@ class TestWhateverTheBuffers:
                 raise
 
         monkeypatch.setattr(fusions, "place_values", counted)
-        small = SMALL_DECODERS[name]()
+        small = DECODERS[name]()
         for seed in range(12):
             rng = random.Random(seed)
             # Without the pass that changes no step.
