@@ -9,7 +9,11 @@ import pytest
 
 from capstan.errors import TapeError
 from capstan.tape import MatVec, Recorded, Recording, RowSpans, WorkgroupLimits, row_step
+from capstan.tape.operation import Operation
 from capstan.tape.ops.attention import Attention
+from capstan.tape.ops.convolution import Convolution
+from capstan.tape.ops.delta_rule import DeltaRule, GatedHeadNorm
+from capstan.tape.ops.head_gate import HeadGate
 from capstan.tape.ops.norm import RmsNorm
 from capstan.tape.placement import Place, Placement
 from capstan.tape.recording import BindGroup, Dispatch, Pipeline, Write
@@ -242,3 +246,55 @@ def test_packed_tokens_need_caches_that_our_kernels_write() -> None:
     ]
     with pytest.raises(TapeError, match="writes the caches, which works only for separate rows"):
         made(replace(placed, nodes=tuple(nodes)), recording(), packed=True)
+
+
+PAST, PRESENT, WEIGHT, RATE = range(41, 45)
+STATEFUL: dict[str, tuple[Operation, int]] = {
+    "convolution": (Convolution(WIDTH, 4, WEIGHT, BIAS, PAST, PRESENT, "f32", silu=True), 2),
+    "delta_rule": (DeltaRule(1, 2, 16, 32, 0.25, 1e-6, BIAS, RATE, None, PAST, PRESENT, "f32", "f32"), 4),
+}
+
+
+def along(placed: Placement) -> Any:
+    spans = RowSpans(STATE, {**SPANS, PAST: (96, 0, 768), PRESENT: (97, 0, 2304)}, IDS)
+    ops = [op for op in recording().ops if isinstance(op, Dispatch)]
+    return row_step(placed, recording(), ops, spans, ROWS, WorkgroupLimits(), CAPACITY, along=True)
+
+
+def with_state(what: Operation, reads: int) -> Placement:
+    """The step with an operation behind attention that has a state in PAST, where it puts the new one."""
+    placed = placement(Node(what, (7, *(2,) * (reads - 2), 11), (12, 13), 3, frozenset({3})))
+    *others, last = placed.nodes
+    homes = {**placed.homes, 11: PAST, 13: PAST}
+    places = {value: Place("recorded", home) for value, home in homes.items()}
+    return replace(placed, nodes=(*others, replace(last, reads=(12,))), homes=homes, places=places)
+
+
+@pytest.mark.parametrize("shader", STATEFUL)
+def test_what_has_a_state_takes_the_positions_of_one_sequence(shader: str) -> None:
+    """It keeps the state after each, and has no form for separate sequences."""
+    placed = with_state(*STATEFUL[shader])
+    [kernel] = [kernel for kernel in along(placed).kernels if kernel["shader"] == shader]
+    assert kernel["constants"]["POSITIONS"] == ROWS
+    assert (kernel["bindings"]["past"], kernel["bindings"]["kept"]) == (["span", 96, 0, 768], ["span", 97, 0, 2304])
+    assert {name for name, _ in declared_bindings(kernel)} == set(kernel["bindings"])
+    with pytest.raises(TapeError, match=f"{STATEFUL[shader][0].title} has a form only for one sequence"):
+        made(placed, recording())
+
+
+@pytest.mark.parametrize(
+    ("shader", "what"),
+    [
+        ("gated_head_norm", GatedHeadNorm(4, 16, GAMMA, 1e-6, "f32")),
+        ("head_gate", HeadGate(4, 16, 128, "f32")),
+    ],
+)
+def test_gates_are_over_all_rows(shader: str, what: Operation) -> None:
+    placed = placement(Node(what, (7, 4), (12,), 3, frozenset({3})))
+    *others, last = placed.nodes
+    step = made(replace(placed, nodes=(*others, replace(last, reads=(12,)))), recording())
+    index = [kernel["shader"] for kernel in step.kernels].index(shader)
+    [played] = [op for op in step.played if op[:2] == ["kernel", index]]
+    assert played[3] == ROWS
+    _, number = step.kernels[index]["bindings"]["y"]
+    assert step.scratch[number] >= ROWS * 64 * 4

@@ -22,7 +22,10 @@ from capstan.tape import MatVec, WorkgroupLimits
 from capstan.tape.operation import Operation
 from capstan.tape.ops.attended_product import AttendedProduct
 from capstan.tape.ops.attention import Attention, HeadNorms
+from capstan.tape.ops.convolution import Convolution
+from capstan.tape.ops.delta_rule import DeltaRule, GatedHeadNorm
 from capstan.tape.ops.gemv import Factor
+from capstan.tape.ops.head_gate import HeadGate
 from capstan.tape.ops.lookup import Lookup
 from capstan.tape.ops.matmul import MatMul, Quantize
 from capstan.tape.ops.norm import CenteredNorm, RmsNorm
@@ -112,6 +115,8 @@ def others(head: int) -> Iterator[tuple[Operation, int, int]]:
         {"shares": True, "window": 64},
         {"shares": True, "rows": 4, "sinks": 9},
         {"rows": 4, "packed": True, "slides": True, "window": 64},
+        {"rotary": 32, "gated": True},
+        {"rows": 4, "along": True, "gated": True},
     ]
     for element, by, form in combinations(("f32", "f16"), norms, forms):
         about = {"rotary": 0, **form}
@@ -133,6 +138,17 @@ def others(head: int) -> Iterator[tuple[Operation, int, int]]:
         attention = Attention(8, 2, head, 300, 0.25, 21, 22, 23, 24, element)
         product = MatVec(6, 7, 96, 8 * head, 32, element, residual=True)
         yield AttendedProduct(attention, product, 1), 2, 2
+
+
+def states() -> Iterator[tuple[Operation, int, int]]:
+    for element, positions in combinations(("f32", "f16"), (1, 4)):
+        for gated, bias in ((True, None), (False, 5)):
+            yield Convolution(100, 4, 6, bias, 21, 22, element, gated, not gated, positions), 2, 2
+        for factor, state in ((None, "f32"), (7, element)):
+            about = (2, 4, 64, 96, 0.125, 1e-6, 5, 6, factor, 21, 22, element, state, positions)
+            yield DeltaRule(*about), 4, 2
+        yield GatedHeadNorm(4, 96, 5, 1e-6, element, positions), 2, 1
+        yield HeadGate(4, 96, 1000, element, positions), 2, 1
 
 
 def texts(operations: Iterator[tuple[Operation, int, int]], limits: WorkgroupLimits) -> Iterator[dict[str, Any]]:
@@ -182,7 +198,7 @@ ONE_WAY = [
     "gather_rows BYTES",  # onnxruntime-web gathers the rows of tables of 8 bits
     *(f"truth_gemv {name}_up" for name in ("weights", "scales", "zeros", "minima")),  # each product is one of its own
     *("judge HALF", "judge SUBGROUPS", "rows HALF", "rows SUBGROUPS", "truth_attention SUBGROUPS"),
-    "truth_gemv SUBGROUPS",
+    *(f"truth_{name} SUBGROUPS" for name in ("convolution", "delta_rule", "gemv", "head")),
     # These texts have no caches of fewer bits and of a window.
     *(f"attention_append {name}" for name in ("FOUR_BITS", "PREPARED", "QUANTIZED", "WRITTEN")),
     *("judge FOUR_BITS", "judge QUANTIZED", "judge SLIDING", "rows SLIDING"),
@@ -198,6 +214,7 @@ def asked_for(numbered: Iterable[tuple[int, WorkgroupLimits]]) -> list[dict[str,
     for seed, limits in numbered:
         asked += texts(products(seed), limits)
         asked += texts(others((64, 128)[seed % 2]), limits)
+        asked += texts(states(), limits)
     return asked
 
 
