@@ -149,4 +149,74 @@ async function runSampler(run: SamplerRun): Promise<SamplerResult[]> {
   });
 }
 
-Object.assign(window, { runSampler });
+interface DraftedRun {
+  vocab: number;
+  words: number[];
+  table: number[];
+  memory: number[];
+  program: SamplerProgram;
+  /** f32 [positions, vocab]: what the model makes of any inputs. */
+  logits: number[];
+  /** u32 [8]. */
+  state: number[];
+  maxLength: number;
+  /** For each state its words, and those after each position. */
+  states: { past: number[]; kept: number[] }[];
+}
+
+/** One step with drafts of a sequence, behind which the ring has room for one more id; the buffers after it. */
+async function runDrafted(run: DraftedRun): Promise<Record<string, number[]>> {
+  const device = await (shared ??= openDevice());
+  return guarded(device, async () => {
+    const usage = GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_SRC | GPUBufferUsage.COPY_DST;
+    const positions = run.logits.length / run.vocab;
+    const filled = (words: Uint32Array<ArrayBuffer>): GPUBuffer => {
+      const buffer = device.createBuffer({ size: words.byteLength, usage });
+      device.queue.writeBuffer(buffer, 0, words);
+      return buffer;
+    };
+    const poisoned = (count: number): GPUBuffer => filled(new Uint32Array(count).fill(POISON));
+    const logits = filled(new Uint32Array(new Float32Array(run.logits).buffer));
+    const state = filled(new Uint32Array(run.state));
+    const [ring, inputIds, mask, drafted] = [positions + 1, 2, 2 * run.maxLength, 2 * positions].map(poisoned);
+    const states = run.states.map(({ past, kept }) => ({
+      past: { buffer: filled(new Uint32Array(past)), offset: 0, size: 4 * past.length },
+      kept: { buffer: filled(new Uint32Array(kept)), offset: 0, size: 4 * kept.length },
+    }));
+    const sizes = { vocab: run.vocab, rows: 1, ringCapacity: positions + 1, maxLength: run.maxLength };
+    const sampler = new Sampler(device, { ...sizes, logits, logitsType: "float32", state, ring, inputIds, mask });
+    sampler.setProgram(new Uint32Array(run.words), new Uint32Array(run.table), run.program);
+    sampler.setMemory(new Uint32Array(run.memory));
+    sampler.setDrafts({ inputIds: drafted, logits, positions, drafter: null, states });
+    const encoder = device.createCommandEncoder();
+    const pass = encoder.beginComputePass();
+    sampler.encodeDrafted(
+      () => pass,
+      () => undefined,
+      () => undefined,
+    );
+    pass.end();
+    const read = {
+      state,
+      ring,
+      drafted,
+      ...Object.fromEntries(states.map(({ past }, i) => [`past ${i}`, past.buffer])),
+    };
+    const found: Record<string, number[]> = {};
+    const staging = Object.entries(read).map(([name, buffer]) => {
+      const copy = device.createBuffer({ size: buffer.size, usage: GPUBufferUsage.MAP_READ | GPUBufferUsage.COPY_DST });
+      encoder.copyBufferToBuffer(buffer, 0, copy, 0, buffer.size);
+      return [name, copy] as const;
+    });
+    device.queue.submit([encoder.finish()]);
+    for (const [name, copy] of staging) {
+      await copy.mapAsync(GPUMapMode.READ);
+      found[name] = [...new Uint32Array(copy.getMappedRange())];
+      copy.destroy();
+    }
+    sampler.destroy();
+    return found;
+  });
+}
+
+Object.assign(window, { runSampler, runDrafted });

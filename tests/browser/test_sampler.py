@@ -18,6 +18,7 @@ from playwright.sync_api import Browser, Error, Page
 from capstan.guidance import Automaton, Guidance, Position, TokenBytes, automaton_of
 from capstan.guidance.vocabulary import _in_alphabet
 from capstan.stages import STACK, TimestampTokens, position_words
+from capstan.stages.program import Drafting
 from capstan.stages.sampling import NO_TOKEN, sample
 from capstan.stages.search import SearchOptions
 from capstan_host.site_server import SiteServer
@@ -72,10 +73,11 @@ def sent(
     prompt: int = 0,
     allowed: bytes = b"",
     positions: Sequence[Sequence[int]] = (),
+    drafting: Drafting | None = None,
 ) -> dict[str, Any]:
     """A program as the page takes it, with its parameters, tables and what the rows' sequences are; `positions` say
     where they are in a grammar."""
-    program = option.sampler_program(vocab, capacity)
+    program = option.sampler_program(vocab, capacity, drafting=drafting)
     parts = [bytearray(program.row(tokens, prompt, 0, allowed)) for tokens in sequences]
     for part, position in zip(parts, positions, strict=False):
         assert program.own_at is not None
@@ -95,6 +97,7 @@ def sent(
             "rowWords": program.row_words,
             "allowedAt": program.allowed_at,
             "ownAt": program.own_at,
+            "drafts": program.drafts,
         },
     }
 
@@ -630,6 +633,52 @@ def test_a_bias_is_exact_to_the_bit(sampler: SamplerPage, scale: float) -> None:
             rows[:, 5], rows[:, other] = values, values + bias
             (result,) = sampler.run([*rows], [option])
             assert result["ring"] == [expected] * len(rows)
+
+
+NOTHING = 0xFFFFFFFE
+
+
+@pytest.mark.parametrize(
+    ("wrong_at", "state", "picked"),
+    [
+        (0, State(length=8), 1),
+        (2, State(length=8), 3),
+        (4, State(length=8), 5),
+        (2, State(length=8, done=1), 0),
+    ],
+    ids=["no draft is right", "two are", "all are", "the row is done"],
+)
+def test_of_a_drafted_step_the_state_after_its_last_pick_is_left(
+    sampler: SamplerPage, wrong_at: int, state: State, picked: int
+) -> None:
+    """The drafts are what followed the last two tokens; the pick after position `wrong_at` is not the draft behind."""
+    vocab, sequence, drafts = 40, [1, 2, 3, 4, 5, 6, 1, 2], [3, 4, 5, 6]
+    picks = [*drafts, 7]
+    picks[wrong_at] = 9
+    logits = np.zeros((len(picks), vocab), np.float32)
+    logits[range(len(picks)), picks] = 1
+    # The second one is of several workgroups.
+    pasts = [np.arange(size) + 1000 for size in (3, 2000)]
+    kepts = [np.stack([past + 10_000 * (1 + place) for place in range(len(picks))]) for past in pasts]
+    option = GREEDY.replace(max_length=16)
+    found = sampler.page.evaluate(
+        "run => runDrafted(run)",
+        {
+            **sent(option, vocab, 16, [sequence], drafting=Drafting(len(drafts), 2)),
+            "vocab": vocab,
+            "logits": logits.reshape(-1).tolist(),
+            "state": state.words(),
+            "maxLength": 16,
+            "states": [
+                {"past": past.tolist(), "kept": kept.reshape(-1).tolist()}
+                for past, kept in zip(pasts, kepts, strict=True)
+            ],
+        },
+    )
+    assert found["drafted"][::2] == [sequence[-1], *drafts]
+    assert found["ring"] == [*picks[:picked], *[NOTHING] * (len(picks) - picked), POISON]
+    for place, (past, kept) in enumerate(zip(pasts, kepts, strict=True)):
+        assert found[f"past {place}"] == (kept[picked - 1] if picked else past).tolist()
 
 
 def test_a_second_sampler_of_the_same_shape_makes_no_pipeline(sampler: SamplerPage) -> None:
