@@ -304,7 +304,11 @@ class WebGpuDecoder(SampledRows, SampledRow):
 
     async def _make_drafted(self, positions: int, reads: DeviceBuffer | None) -> RowTape[DraftBuffers] | str:
         self.runs.forget()
-        return await self._maker.draft_tape(self, positions, reads)
+        try:
+            return await self._maker.draft_tape(self, positions, reads)
+        finally:
+            # The check of the tape ran other tokens.
+            self.runs.forget()
 
     async def prepare_drafts(self, options: Speculation, drafter: RowDecoder | None = None) -> str | None:
         self._require_open()
