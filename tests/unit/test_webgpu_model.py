@@ -26,6 +26,7 @@ from capstan.device.model_interface import TapeOptions
 from capstan.device.separate_rows import SeparateRows
 from capstan.device.webgpu import row_source, unused_time
 from capstan.device.webgpu.decoder import WebGpuDecoder
+from capstan.device.webgpu.drafted_steps import NOTHING
 from capstan.device.webgpu.prompt_runs import PromptRuns
 from capstan.device.webgpu.tapes import prefill_tapes
 from capstan.device.webgpu.tapes.decode_step import DecodeStep
@@ -52,15 +53,26 @@ PROMPT = [1] * CAPACITY
 """As long as one of the runs that may have a tape."""
 
 
+LFM2 = Path(__file__).parents[1] / "fixtures/families/lfm2"
+STATEFUL: GenaiConfig = parse_genai_config((LFM2 / "genai_config.json").read_bytes(), "lfm2")
+"""Of a model with states."""
+
+
 @cache
-def rewritten() -> Graphs:
-    return asyncio.run(rewrite((LLAMA / "model.onnx").read_bytes(), CONFIG, unread, 10))
+def rewritten(folder: Path = LLAMA) -> Graphs:
+    config = STATEFUL if folder == LFM2 else CONFIG
+    return asyncio.run(rewrite((folder / "model.onnx").read_bytes(), config, unread, 10))
 
 
 @pytest.fixture
 def graphs(no_running_loop: None) -> Graphs:
     """Made in a test's own time, when no browser's loop runs."""
     return rewritten()
+
+
+@pytest.fixture
+def stateful(no_running_loop: None) -> Graphs:
+    return rewritten(LFM2)
 
 
 async def recorded_step(recorder: StepRecorder) -> DecodeStep:
@@ -120,8 +132,8 @@ def paper(monkeypatch: pytest.MonkeyPatch) -> None:
 class Life:
     """A model from its load to its close, as a page with one generator after another uses it."""
 
-    def __init__(self, graphs: Graphs) -> None:
-        self.graphs = graphs
+    def __init__(self, graphs: Graphs, config: GenaiConfig = CONFIG) -> None:
+        self.graphs, self.config = graphs, config
         self.engine = PaperEngine()
         self.weights = SharedWeights(cast(Any, self.engine), 1 << 30)
         self.model: WebGpuModel | None = None
@@ -129,13 +141,13 @@ class Life:
 
     async def load(self, options: TapeOptions | None = None) -> WebGpuModel:
         options = options or TapeOptions("tape", self.passes)
-        loaded = await load_on_paper(self.engine, self.graphs, CONFIG, options, weights=self.weights)
+        loaded = await load_on_paper(self.engine, self.graphs, self.config, options, weights=self.weights)
         self.model = WebGpuModel(loaded, options)
         return self.model
 
-    async def decoder(self) -> WebGpuDecoder:
+    async def decoder(self, capacity: int = CAPACITY) -> WebGpuDecoder:
         assert self.model is not None
-        decoder = await self.model.decoder(CAPACITY)
+        decoder = await self.model.decoder(capacity)
         decoder.set_search(SearchOptions())
         return decoder
 
@@ -616,3 +628,54 @@ async def test_without_memory_for_their_logits_tokens_are_scored_one_a_run(graph
     await life.close()
     life.check("closed")
     assert (told, sessions) == ("a run for each token: no room for logits", 2)
+
+
+class TestStates:
+    """Of a model with states, which each step overwrites."""
+
+    async def test_their_position_is_known_once_no_drafted_burst_is_under_way(
+        self, stateful: Graphs, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        life = Life(stateful, STATEFUL)
+        await life.load()
+        decoder = await life.decoder(64)
+        bursts: list[asyncio.Future[list[float]]] = []
+
+        def drafted_burst(*_: int) -> asyncio.Future[list[float]]:
+            bursts.append(asyncio.get_running_loop().create_future())
+            return bursts[-1]
+
+        monkeypatch.setattr(life.engine, "drafted_burst", drafted_burst, raising=False)
+        points = decoder.runs.snapshots
+        assert points is not None
+        await decoder.prefill([1] * 20, 0)
+        assert points.live == 20
+        assert await decoder.prepare_drafts(Speculation(2, 4)) is None
+        assert (points.live, points.taken) == (None, {}), "the check of the tape ran other tokens"
+        await decoder.prefill([1] * 20, 0)
+        waiting = [asyncio.ensure_future(decoder.submit_drafted(steps, None)) for steps in (1, 2)]
+        assert points.live is None
+        assert decoder.runs.length == 20 + 3 * 5
+        taken = dict(points.taken)
+        # Two drafts are right; then none is, and four are.
+        bursts[0].set_result([*[0.0] * 5, 7, 7, 7, *[NOTHING] * 2])
+        await waiting[0]
+        assert points.live is None, "another burst is under way"
+        # A plain burst behind drafted ones has no known position either.
+        monkeypatch.setattr(life.engine, "burst", lambda *_: drafted_burst(), raising=False)
+        plain = decoder.submit(2, False)
+        assert (points.live, points.taken) == (None, taken)
+        bursts[1].set_result([*[0.0] * 5, 8, *[NOTHING] * 4, *[9] * 5])
+        await waiting[1]
+        assert decoder.runs.length == 20 + 3 + 6 + 2
+        assert points.live == decoder.runs.length - 1
+        bursts[2].set_result([*[0.0] * 5, 3, 4])
+        assert (await plain).ids == (3, 4)
+        assert decoder.reachable(100) == 30
+        last = asyncio.ensure_future(decoder.submit(4, False))
+        assert points.live == decoder.runs.length - 1 == 34
+        await asyncio.sleep(0)
+        bursts[3].set_result([*[0.0] * 5, *[5] * 4])
+        await last
+        await life.close()
+        life.check("states")
