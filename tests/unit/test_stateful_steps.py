@@ -191,6 +191,7 @@ def test_a_norm_of_heads_of_which_something_is_read_elsewhere(name: str) -> None
     assert as_recorded(small, "norm of the result", "gated", graph=placement) == [True, True]
 
 
+@pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize(
     ("name", "weights", "stays"),
     [
@@ -202,24 +203,30 @@ def test_a_norm_of_heads_of_which_something_is_read_elsewhere(name: str) -> None
         ("convolution", "bias", "convolution"),
     ],
 )
-def test_weights_that_the_step_writes_are_not_taken_for_constant(name: str, weights: str, stays: str) -> None:
+def test_weights_that_the_step_writes_are_not_taken_for_constant(
+    name: str, weights: str, stays: str, before: bool
+) -> None:
     small = STATEFUL_DECODERS["qwen3_5"]()
     s = small.sketch
     tensor = s.calls[small.calls[name]].reads[weights]
     s.unknown(lambda v: v[:4] / 2, [small.cos], 4, into=tensor)
-    s.calls.insert(1, s.calls.pop())
-    small.calls = {each: index + 1 for each, index in small.calls.items()}
+    if before:
+        s.calls.insert(1, s.calls.pop())
+        small.calls = {each: index + 1 for each, index in small.calls.items()}
     graph = read(s.record(recycle=False), STATES)
     kinds = {"convolution": Convolution, "recurrence": DeltaRule, "norm of the result": GatedHeadNorm}
     assert {each for each, kind in kinds.items() if not isinstance(made(small, each, graph), kind)} == {stays}
 
 
+@pytest.mark.parametrize("lasting", [True, False])
 @pytest.mark.parametrize("name", ["convolution", "recurrence"])
-def test_a_state_that_is_copied_elsewhere_is_not_in_place(name: str) -> None:
+def test_a_state_that_is_copied_elsewhere_is_not_in_place(name: str, lasting: bool) -> None:
     small = STATEFUL_DECODERS["qwen3_5"]()
-    copy = small.sketch.calls[small.calls[f"copy of {name}"]]
-    past, _ = small.states[name]
-    copy.writes["target"] = small.sketch.lasting(small.sketch.sizes[past])
+    s = small.sketch
+    copy = s.calls[small.calls[f"copy of {name}"]]
+    size = s.sizes[small.states[name][0]]
+    copy.writes["target"] = target = s.lasting(size) if lasting else s.tensor(size)
+    s.unknown(lambda v: v[:4], [target], 4, into=s.lasting(4))
     placement = check(small, small.sketch.record(recycle=False), PASSES)
     assert as_recorded(small, name, graph=placement) == [True]
 
@@ -266,8 +273,9 @@ class TestGatedAttention:
         small = decoder(norms="apart", rotary="partial", gates=True)
         s = small.sketch
         call = s.calls[small.calls["gate 1"]]
-        call.reads["input_a"], attended = call.reads["input_b"], call.reads["input_a"]
-        s.unknown(lambda v: v[:4], [attended], 4, into=s.lasting(4))
+        opened, call.reads["input_b"] = call.reads["input_b"], s.weights(HEADS * HEAD)
+        product = small.multiply(opened, small.table, HEADS * HEAD)
+        s.unknown(lambda v: v[:4], [product], 4, into=s.lasting(4))
         placement = check(small, s.record(recycle=False), PASSES)
         assert as_recorded(small, "split 1", "gate 1", graph=placement) == [True, True]
 

@@ -15,6 +15,7 @@ from .memory import MEMORY
 from .page import PAGE
 from .places import PLACES
 from .sampling import SAMPLING
+from .states import STATES
 from .tape import TAPE
 from .tools import TOOLS
 from .webgpu import WEBGPU
@@ -38,6 +39,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         *TAPE,
         *WEBGPU,
         *AGENTS,
+        *STATES,
         *PAGE,
         *KERNELS,
     ),
