@@ -254,18 +254,13 @@ def main() -> int:
         # Each layer adds to the sum at random: so many times the layers add the root of it.
         separate(model, SHARE * (built / layers) ** 0.5, right)
         model.to("cpu").save_pretrained(folder)
-        for file in Path(tokenizer).glob("tokenizer*"):
-            shutil.copy(file, folder)
-        options = ["enable_webgpu_graph=true", *more]
-        model_folder = out if built == layers else f"{folder}/built"
-        command = [sys.executable, "-c", BUILDER, builder, "-i", folder, "-o", model_folder, "-p", precision]
-        subprocess.run([*command, "-e", "webgpu", "-c", f"{folder}/cache", "--extra_options", *options], check=True)
+        copy_tokenizer(Path(tokenizer), Path(folder))
+        model_folder = Path(out if built == layers else f"{folder}/built")
+        run_builder(builder, Path(folder), model_folder, precision, ["enable_webgpu_graph=true", *more])
         if built != layers:
-            repeat_layers(Path(model_folder), Path(out), layers)
+            repeat_layers(model_folder, Path(out), layers)
     limit_context(Path(out) / "genai_config.json", context)
-    build = Path(__file__).parents[2] / "build.py"
-    if build.is_file():  # a pack for another machine has none: weights are hashed when they are first loaded
-        subprocess.run([sys.executable, build, "models", "shards", out], check=True)
+    hash_weights(Path(out))
     return 0
 
 
@@ -295,6 +290,24 @@ def separate(model: Any, share: float, right: float) -> None:
                 layer.mlp.down_proj.weight.mul_(share / float(added))
         order = torch.from_numpy(successors(embedding.shape[0], right)).to(embedding.device)
         model.get_output_embeddings().weight[order] = embedding
+
+
+def copy_tokenizer(source: Path, checkpoint: Path) -> None:
+    for file in source.glob("tokenizer*"):
+        shutil.copy(file, checkpoint)
+
+
+def run_builder(builder: str, checkpoint: Path, out: Path, precision: str, options: list[str]) -> None:
+    """Let the builder write a model folder for the WebGPU provider from a checkpoint."""
+    command = [sys.executable, "-c", BUILDER, builder, "-i", str(checkpoint), "-o", str(out), "-p", precision]
+    command += ["-e", "webgpu", "-c", str(checkpoint / "cache"), "--extra_options", *options]
+    subprocess.run(command, check=True)
+
+
+def hash_weights(out: Path) -> None:
+    build = Path(__file__).parents[2] / "build.py"
+    if build.is_file():  # a pack for another machine has none: weights are hashed when they are first loaded
+        subprocess.run([sys.executable, build, "models", "shards", str(out)], check=True)
 
 
 def limit_context(file: Path, context: int) -> None:

@@ -216,8 +216,9 @@ def fill(folder: Path, own: dict[str, Path], given: dict[str, Path], without: Se
     quiet = shutil.ignore_patterns("__pycache__")
     for name in ("page", "runner"):
         shutil.copytree(ROOT / "benches" / name, folder / "benches" / name, ignore=quiet)
-    for name in ("README.md", "shapes/make_shape.py", "shapes/repeated_layers.py", "shapes/successors.py"):
-        shutil.copy(ROOT / "benches" / name, folder)
+    shutil.copy(ROOT / "benches/README.md", folder)
+    for name in ("make_hybrid", "make_shape", "repeated_layers", "successors"):
+        shutil.copy(ROOT / f"benches/shapes/{name}.py", folder)
     for name in ("capstan", "capstan_host"):
         shutil.copytree(ROOT / "py_src" / name, folder / "py_src" / name, ignore=quiet)
     host_flags = {"flags": ["--no-sandbox", "--enable-unsafe-webgpu", *HARDWARE_LINUX]}
