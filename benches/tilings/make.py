@@ -50,7 +50,7 @@ TILINGS = [*product((1, 2, 4), (8, 16, 32, 64), (128, 256, 512, 1024), (None, 13
 ROWS_TILINGS = [*product((1, 2, 4, 8), (16, 32, 64, 128), (128, 256))]
 """Rows, span and workgroup of RowsTuning."""
 EPSILON = 1e-5
-FLAGS = ("ACTIVATED", "GELU", "ERF", "DIVIDED", "CAPPED", "PREPARED", "WIDE", "BYTES", "SIXTEENS")
+FLAGS = ("ACTIVATED", "GELU", "ERF", "DIVIDED", "CAPPED", "PAIRED", "PREPARED", "WIDE", "BYTES", "SIXTEENS")
 EXTENT = {"rounds": 5, "turns": 200, "spread": 200e6}
 
 

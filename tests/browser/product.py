@@ -74,7 +74,7 @@ class Product:
 
     def activation(self) -> dict[str, bool]:
         """The constants of each kernel for what is behind its product."""
-        factor = {"DIVIDED": self.factor == "/", "CAPPED": self.factor == "cap"}
+        factor = {"DIVIDED": self.factor == "/", "CAPPED": self.factor == "cap", "PAIRED": False}
         return {"ACTIVATED": self.activated, "GELU": self.gelu, "ERF": self.erf, **factor}
 
 

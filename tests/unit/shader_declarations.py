@@ -25,7 +25,9 @@ __all__ = [
 
 PACKED = ("weights", "scales")
 """The bindings of weights in integers."""
-PLAIN = dict.fromkeys(("BYTES", "SIXTEENS", "PREPARED", "WIDE", "ACTIVATED", "GELU", "ERF", "DIVIDED", "CAPPED"), False)
+PLAIN = dict.fromkeys(
+    ("BYTES", "SIXTEENS", "PREPARED", "WIDE", "ACTIVATED", "GELU", "ERF", "DIVIDED", "CAPPED", "PAIRED"), False
+)
 """The flags of a product with nothing around it that bindings do not tell."""
 SIZES = {"f32": 4, "u32": 4, "vec2<u32>": 8, "vec4<u32>": 16, "vec4<f32>": 16, "mat2x4<f32>": 32}
 """Bytes of an element of an array."""

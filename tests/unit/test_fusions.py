@@ -483,7 +483,7 @@ class TestNeighbours:
         s.calls[-1].writes["y"] = seen
         small.matmul(seen, VOCABULARY, WIDTH, into=small.logits)
         assert y not in s.calls[-1].reads.values()
-        assert made_with(small) == {"recorded": 2, "product": 1}
+        assert made_with(small) == {"recorded": 1, "normedrows": 1, "product": 1}
 
     @pytest.mark.parametrize("passes", [("matvec", "norm"), PASSES], ids=["without dead", "all"])
     def test_a_norm_that_nobody_reads_goes_only_where_the_dead_do(self, passes: Sequence[str]) -> None:

@@ -257,7 +257,7 @@ class TestRefusing:
         ],
     )
     def test_unknown_passes_list_the_names_there_are(self, passes: Any, found: str, host: FileHost) -> None:
-        names = "clears, direct, matvec, gated, norm, residual, attention, dead, prefill, rows, prompts"
+        names = "clears, direct, matvec, gated, norm, residual, attention, states, dead, prefill, rows, prompts"
         with pytest.raises(OptionError, match=f"^passes is {found}; it must be a collection of names out of {names}, "):
             load(passes=passes)
         with pytest.raises(OptionError, match=f"out of {names}, or None$"):

@@ -75,10 +75,16 @@ class NormsBeside(Operation):
 
 
 def norms_alone(graph: StepGraph, _: Mapping[int, Met]) -> StepGraph:
-    """Compute the norms that no product computes in kernels of their own, side by side if only their concatenation is
-    read.
+    """Compute the norms that outlive the step, or of which only a concatenation is read, in kernels of their own; those
+    of one concatenation are side by side.
     """
-    norms = {node.writes[0]: alone(node, node.what) for node in graph.nodes if isinstance(node.what, Norm)}
+    readers, lasting = graph.readers(), set(graph.last.values())
+    norms = {
+        node.writes[0]: alone(node, node.what)
+        for node in graph.nodes
+        if isinstance(node.what, Norm)
+        if node.writes[0] in lasting or concatenated(readers.get(node.writes[0], ()))
+    }
     nodes = (norms.get(node.writes[0], node) if node.writes else node for node in graph.nodes)
     joins = Joins(replace(graph, nodes=tuple(nodes)))
     for node in joins.graph.nodes:
@@ -88,6 +94,11 @@ def norms_alone(graph: StepGraph, _: Mapping[int, Met]) -> StepGraph:
             if len(parts) == len(node.reads) == len(set(node.reads)):
                 joins.join(beside(node, node.what, parts), node, *parts)
     return joins.joined()
+
+
+def concatenated(readers: Sequence[Node]) -> bool:
+    """Whether only concatenations read a value."""
+    return bool(readers) and all(isinstance(each.what, Concat) for each in readers)
 
 
 def alone(node: Node, norm: Norm) -> Node:
