@@ -1,6 +1,6 @@
 """The GPU time that each kind of operation takes within a decode step. It runs in the page, on a GPU:
 
-usage: python3 build.py exec benches/step_parts.py --model FOLDER -- [--length N] [--rounds N]
+usage: python3 build.py exec benches/step_parts.py --model FOLDER -- [--length N] [--rounds N] [--without PASS,...]
 
 The step is made as ever, then once for each kind of operation with that kind left out, and once with all of them left
 out; none of these is compared with anything, for their results are wrong. Steps are timed by turns behind LENGTH (128)
@@ -15,7 +15,7 @@ import statistics
 
 import capstan
 from capstan.device.webgpu.tapes import step_check, step_recorder, stored_tapes, verdicts
-from capstan.tape import Recorded, fused_step
+from capstan.tape import PASSES, Recorded, fused_step
 
 STEPS = 32
 
@@ -64,11 +64,14 @@ async def main(folder):
     parser = argparse.ArgumentParser()
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--without", default="")
     args = parser.parse_args()
+    off = args.without.split(",")
     step_check.StepCheck.faults = no_faults
     step_check.StepCheck.compare = verdicts.Verdicts.read = verdicts.Verdicts.write = nothing
     stored_tapes.StoredTapes.restore = stored_tapes.StoredTapes.keep = nothing
-    async with await capstan.Model.load(folder, device="webgpu") as model:
+    passes = [name for name in PASSES if name not in off]
+    async with await capstan.Model.load(folder, device="webgpu", passes=passes) as model:
         seen = {}
         whole = await generator_of(model, args.length, (), seen)
         counts = dict(seen)

@@ -178,7 +178,8 @@ async function runDrafted(run: DraftedRun): Promise<Record<string, number[]>> {
     const poisoned = (count: number): GPUBuffer => filled(new Uint32Array(count).fill(POISON));
     const logits = filled(new Uint32Array(new Float32Array(run.logits).buffer));
     const state = filled(new Uint32Array(run.state));
-    const [ring, inputIds, mask, drafted] = [positions + 1, 2, 2 * run.maxLength, 2 * positions].map(poisoned);
+    const [ring, inputIds] = [poisoned(positions + 1), poisoned(2)];
+    const [mask, drafted] = [poisoned(2 * run.maxLength), poisoned(2 * positions)];
     const states = run.states.map(({ past, kept }) => ({
       past: { buffer: filled(new Uint32Array(past)), offset: 0, size: 4 * past.length },
       kept: { buffer: filled(new Uint32Array(kept)), offset: 0, size: 4 * kept.length },
@@ -187,7 +188,7 @@ async function runDrafted(run: DraftedRun): Promise<Record<string, number[]>> {
     const sampler = new Sampler(device, { ...sizes, logits, logitsType: "float32", state, ring, inputIds, mask });
     sampler.setProgram(new Uint32Array(run.words), new Uint32Array(run.table), run.program);
     sampler.setMemory(new Uint32Array(run.memory));
-    sampler.setDrafts({ inputIds: drafted, logits, positions, drafter: null, states });
+    sampler.setDrafts({ inputIds: drafted, logits, positions, drafter: null, head: null, states });
     const encoder = device.createCommandEncoder();
     const pass = encoder.beginComputePass();
     sampler.encodeDrafted(

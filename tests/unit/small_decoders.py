@@ -34,7 +34,7 @@ class Small:
     affine: bool = False
     """Whether what the weights' minima add is computed apart, as in the graph of a GGUF file."""
     gates: bool = False
-    """Whether another vector follows each query, whose sigmoid the attention's result is multiplied by."""
+    """Whether another vector follows each query: the gate of the attention's result."""
     sketch: Sketch = field(default_factory=Sketch)
     calls: dict[str, int] = field(default_factory=dict)
     """The operations by name."""

@@ -84,7 +84,7 @@ def check(small: Small, step: step_simulator.Recorded, passes: Collection[str]) 
     placement, made = fused(step, passes, small)
     expected = play(Machine(step), small, None)
     found = play(Machine(step), small, made)
-    # Of a state in place nothing is left where the recorded step put the new one; its copy is the same.
+    # A state in place is not written where the recorded step put the new one; the copy of that one is the same.
     states = small.states.values() if isinstance(small, Stateful) else ()
     written = {step.buffer_of[present] for _, present in states}
     for want, got in zip(expected, found, strict=True):

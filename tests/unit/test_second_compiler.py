@@ -29,6 +29,7 @@ from capstan.tape.ops.head_gate import HeadGate
 from capstan.tape.ops.lookup import Lookup
 from capstan.tape.ops.matmul import MatMul, Quantize
 from capstan.tape.ops.norm import CenteredNorm, RmsNorm
+from capstan.tape.ops.normed_recurrence import NormedDeltaRule
 from capstan.tape.ops.position_row import PositionRow
 from capstan.tape.witness import CacheRows, Witness, cache_rows
 from tests.second_compiler import Naga
@@ -145,8 +146,14 @@ def states() -> Iterator[tuple[Operation, int, int]]:
         for gated, bias in ((True, None), (False, 5)):
             yield Convolution(100, 4, 6, bias, 21, 22, element, gated, not gated, positions), 2, 2
         for factor, state in ((None, "f32"), (7, element)):
-            about = (2, 4, 64, 96, 0.125, 1e-6, 5, 6, factor, 21, 22, element, state, positions)
-            yield DeltaRule(*about), 4, 2
+            about = (2, 4, 64, 96, 0.125, 1e-6, 5, 6, factor, 21, 22, element, state)
+            yield DeltaRule(*about, positions=positions), 4, 2
+            yield DeltaRule(*about, paired=True, positions=positions), 3, 2
+        paired = DeltaRule(2, 4, 64, 96, 0.125, 1e-6, 5, 6, 7, 21, 22, element, element, paired=True)
+        norm = GatedHeadNorm(4, 96, 5, 1e-6, element)
+        if positions == 1:
+            yield NormedDeltaRule(paired, norm), 4, 3
+        yield MatVec(6, None, 16, 128, 0, element, up=(7, None), paired=True, of=32, rows=positions), 1, 1
         yield GatedHeadNorm(4, 96, 5, 1e-6, element, positions), 2, 1
         yield HeadGate(4, 96, 1000, element, positions), 2, 1
 
