@@ -16,6 +16,7 @@ from capstan.tape.operation import Operation
 from capstan.tape.ops.convolution import Convolution
 from capstan.tape.ops.delta_rule import DeltaRule, GatedHeadNorm
 from capstan.tape.ops.head_gate import HeadGate
+from capstan.tape.ops.normed_recurrence import NormedDeltaRule
 from tests.attention import rms_norm
 from tests.browser.kernel_page import KernelPage, dispatch
 
@@ -35,7 +36,7 @@ def played(
     page: KernelPage, what: Operation, reads: Sequence[int], given: Mapping[str, Array], *wanted: str
 ) -> list[Array]:
     """The wanted buffers after the kernel of an operation, which binds buffers of these names."""
-    [kernel] = what.kernels(reads, [99], WorkgroupLimits())
+    [kernel] = what.kernels(reads, [97, 98, 99], WorkgroupLimits())
     counts = kernel.plan.counts
     assert isinstance(counts, tuple)
     one = dispatch(kernel.plan.shader, kernel.plan.constants, kernel.bindings, counts, half=kernel.half, lanes=0)
@@ -154,6 +155,16 @@ def test_linear_attention_and_its_state(
         results.append(np.einsum("hkv,hk->hv", state, query))
     close(found[0], np.stack(results), element)
     if positions == 1:
+        np.testing.assert_allclose(found[1], states[0], rtol=1e-5, atol=1e-5)
+        # Its inputs in one vector, and its heads normalised, in one kernel.
+        gate, gamma = random.normal(size=(1, heads, value)).astype(dtype), random.normal(size=value).astype(dtype)
+        whole = NormedDeltaRule(replace(what, paired=True), GatedHeadNorm(heads, value, GAMMA, epsilon, element))
+        given |= {"decay": np.concatenate([a, b], axis=1), "gate": gate, "gamma": gamma}
+        found = played(kernel_page, whole, [1, 2, 3, 4], given | {"normed": given["y"]}, "normed", "past", "y")
+        wide = gate.astype(np.float64)
+        normed = rms_norm(np.stack(results), gamma.astype(np.float64), epsilon) * wide * sigmoid(wide)
+        for got, expected in zip((found[0], found[2]), (normed, np.stack(results)), strict=True):
+            close(got, expected, element)
         np.testing.assert_allclose(found[1], states[0], rtol=1e-5, atol=1e-5)
     else:
         np.testing.assert_array_equal(found[1], past)
