@@ -45,13 +45,13 @@ LEFT = {
     "gemma3": 2,
     "gemma2": 2,
     "smollm3": 9,
-    "lfm2": 15,
+    "lfm2": 1,
     "qwen3moe": 9,
     "gpt-oss": 21,
     "gemma4": 57,
 }
-"""Operations that stay as recorded: the lookup of embeddings, a factor of these, attention without rotation,
-convolutions, experts, and what each layer of gemma4 does with embeddings and a factor of its own."""
+"""Operations that stay as recorded: the lookup of embeddings, a factor of these, attention without rotation, experts,
+and what each layer of gemma4 does with embeddings and a factor of its own."""
 PROMPTS = {"gemma4": [(37 * i + 11) % 509 for i in range(30)]}
 """Longer than a window over the caches of another layer."""
 
@@ -170,6 +170,8 @@ def test_ids_are_those_of_runs_of_whole_sequences(
         [logits] = session.run(["logits"], {"input_ids": ids, "attention_mask": np.ones_like(ids), **fed})
         assert logits[0, -1].max() - logits[0, -1, picked] <= 2e-3 * np.abs(logits).max(), (place, found)
     assert (found["device"], found["capture"][0]) == (device, "tape" if device == "webgpu" else "off")
+    if device == "webgpu" and family == "qwen35":
+        assert found["passes"]["fused"].endswith(" 1 of them as recorded"), found["passes"]
 
 
 def test_weights_that_are_too_large_for_the_cpu_are_not_read(

@@ -101,9 +101,9 @@ def test_a_convolution_and_its_state(kernel_page: KernelPage, family: str, posit
 @pytest.mark.parametrize("element", DTYPES)
 @pytest.mark.parametrize("positions", [SINGLE, SEVERAL])
 @pytest.mark.parametrize(
-    ("key_heads", "heads", "key", "value", "factor"),
-    [(2, 4, 24, 96, True), (3, 3, 128, 20, False)],
-    ids=["two heads of v for each of k", "one each"],
+    ("key_heads", "heads", "key", "value", "factor", "turns"),
+    [(2, 4, 24, 96, True, False), (3, 3, 128, 20, False, False), (2, 6, 24, 16, True, True)],
+    ids=["two heads of v for each of k", "one each", "three for each, in turns"],
 )
 def test_linear_attention_and_its_state(
     kernel_page: KernelPage,
@@ -112,6 +112,7 @@ def test_linear_attention_and_its_state(
     key: int,
     value: int,
     factor: bool,
+    turns: bool,
     positions: int,
     element: str,
 ) -> None:
@@ -132,6 +133,7 @@ def test_linear_attention_and_its_state(
         *(key_heads, heads, key, value, scale, epsilon, BIAS, RATE, FACTOR if factor else None, PAST, PRESENT),
         element,
         "f32",
+        turns,
     )
     given = {"x": x, "decay": a, "step": b, "bias": bias, "rate": rate, "factor": by, "past": past}
     given |= {"y": room(positions, heads, value, dtype=dtype), "kept": room(positions, *past.shape, dtype=np.float32)}
@@ -141,7 +143,8 @@ def test_linear_attention_and_its_state(
     def unit(rows: Array) -> Array:
         wide = rows.astype(np.float64)
         made = wide / np.sqrt((wide**2).sum(axis=-1, keepdims=True) + epsilon * key)
-        return np.asarray(np.repeat(made, heads // key_heads, axis=1))
+        times = heads // key_heads
+        return np.asarray(np.tile(made, (1, times, 1)) if turns else np.repeat(made, times, axis=1))
 
     queries = unit(q) * (by.astype(np.float64) if factor else scale)
     shrink = np.exp(rate.astype(np.float64) * np.logaddexp(0, a.astype(np.float64) + bias))

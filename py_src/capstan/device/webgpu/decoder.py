@@ -392,9 +392,11 @@ class WebGpuDecoder(SampledRows, SampledRow):
         return self._drafted.tape, self._step.tape
 
     async def _accepted(self, waiting: Awaitable[Burst], most: int) -> Burst:
-        burst = await waiting
+        try:
+            burst = await waiting
+        finally:
+            self._unread -= 1
         self.runs.length -= most - len(burst.ids)
-        self._unread -= 1
         if not self._unread and self.runs.snapshots is not None:
             # Each step but the last pick's has run.
             self.runs.snapshots.live = self.runs.length - 1

@@ -115,9 +115,9 @@ class DeltaNets:
         made = t.node("Transpose", f"{node}/conv_out/Transpose", [made], perm=TURNED)
         parts = [f"{node}/split_qkv/Split/output_{place}" for place in range(3)]
         t.node("Split", f"{node}/split_qkv/Split", [made, t.integers(*widths)], *parts, axis=-1)
-        # q takes the attention's scale.
-        queries = self.unit(f"{node}/q_l2norm", parts[0], 1 / self.size)
-        keys = self.unit(f"{node}/k_l2norm", parts[1], self.size**-0.5)
+        scale = t.numbers(self.size**-0.5, 1)
+        queries = t.node("Mul", f"{node}/q_scaled/Mul", [self.unit(f"{node}/q_l2norm", parts[0]), scale])
+        keys = self.unit(f"{node}/k_l2norm", parts[1])
         decay, beta = self.gates(layer, a, b)
         made = t.node(
             "LinearAttention",
@@ -136,13 +136,11 @@ class DeltaNets:
         output = t.tensor(f"{tensors}.ssm_out.weight", hidden, widths[2])
         return t.product(f"{front}.out_proj.MatMul", made, [Rows(output)])
 
-    def unit(self, node: str, x: str, factor: float) -> str:
-        """The heads of q or k as vectors of length 1, times a factor that compensates the norm; repeated for each head
-        of values.
-        """
+    def unit(self, node: str, x: str) -> str:
+        """The heads of q or k as vectors of length 1, repeated for each head of values."""
         t, keys = self.t, self.key_heads * self.size
         heads = t.node("Reshape", f"{node}/Reshape_1", [x, t.integers(0, 0, self.key_heads, self.size)])
-        scale = t.numbers(factor, self.size)
+        scale = t.numbers(self.size**-0.5, self.size)
         kind = "SimplifiedLayerNormalization"
         epsilon = self.epsilon / self.size
         normed = t.node(kind, f"{node}/{kind}", [heads, scale], epsilon=epsilon, axis=-1, stash_type=1)

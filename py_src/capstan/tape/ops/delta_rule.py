@@ -56,6 +56,8 @@ class DeltaRule(Operation):
     element: str
     state: str
     """The element type of the state."""
+    turns: bool = False
+    """Whether heads of v take those of q and k in turns, as in GGUF files, instead of neighbours sharing one."""
     paired: bool = False
     positions: int = 1
     """Successive positions of the sequence. After several of them `past` still has the state before the first one, and
@@ -94,6 +96,7 @@ class DeltaRule(Operation):
             "SCALE": self.scale,
             "EPSILON": self.epsilon,
             "WIDE": self.state != self.element,
+            "TURNS": self.turns,
         }
 
     def kernels(self, reads: Sequence[int], writes: Sequence[int], limits: WorkgroupLimits) -> list[Kernel]:
@@ -216,7 +219,7 @@ def join_recurrence(traced: Traced, found: Met) -> None:
     parts, split, factor, norm = vectors
     kernels, source, bias, rate = decay
     what = DeltaRule(
-        kernel.number("q_num_heads"),
+        norm.kernel.number("norm_count"),
         kernel.number("num_heads"),
         kernel.number("head_dim_k"),
         4 * kernel.number("head_dim_v"),
@@ -229,6 +232,7 @@ def join_recurrence(traced: Traced, found: Met) -> None:
         at["present_state"],
         norm.kernel.element,
         kernel.element or "f32",
+        turns=any(each.kernel.kind == "concat" for each in parts),
     )
     keys = what.key_heads * what.key
     if sizes(split.kernel.uniforms["segment_sizes"]) != (keys, keys, what.heads * what.value):
@@ -311,11 +315,18 @@ def vectors_of(traced: Traced, found: Met) -> tuple[list[Met], Met, int | None, 
     times = before(query, "scale")
     if times is not None:
         query, factor = times.read("input_a"), times.kernel.at["input_b"]
-    norms = [before(value, *HEAD_NORMS) for value in (query, found.read("key"))]
+    repeats = [before(value, "concat") for value in (query, found.read("key"))]
+    sources = [
+        value if repeat is None else repeated(repeat)
+        for value, repeat in zip((query, found.read("key")), repeats, strict=True)
+    ]
+    norms = [None if value is None else before(value, *HEAD_NORMS) for value in sources]
     if norms[0] is None or norms[1] is None:
         return None
-    number = found.kernel.number
-    shape = {"norm_count": number("q_num_heads"), "norm_size": number("head_dim_k")}
+    number, times_each = found.kernel.number, {1 if each is None else parts_of(each) for each in repeats}
+    if len(times_each) != 1 or number("q_num_heads") % min(times_each):
+        return None
+    shape = {"norm_count": number("q_num_heads") // min(times_each), "norm_size": number("head_dim_k")}
     alike = norms[0].kernel.real("epsilon") == norms[1].kernel.real("epsilon")
     if not alike or any(norm.kernel.number(name) != size for norm in norms if norm for name, size in shape.items()):
         return None
@@ -328,6 +339,30 @@ def vectors_of(traced: Traced, found: Met) -> tuple[list[Met], Met, int | None, 
     return (kernels, split, factor, norms[0]) if taken == [split.written(f"output_{i}") for i in range(3)] else None
 
 
+def parts_of(concat: Met) -> int:
+    """The number of vectors that a kernel concatenates."""
+    return sum(name.startswith("input_") for name in concat.kernel.at)
+
+
+def repeated(concat: Met) -> int | None:
+    """The value that a kernel concatenates with itself; None if it concatenates others."""
+    values = {concat.read(f"input_{place}") for place in range(parts_of(concat))}
+    return values.pop() if len(values) == 1 else None
+
+
+def silu_of(traced: Traced, value: int) -> tuple[list[Met], int] | None:
+    """The kernels that compute the silu of a vector, in one or with a sigmoid apart, and the vector."""
+    whole = traced.maker(value, "silu")
+    if whole is not None:
+        return [whole], whole.read("x")
+    times = traced.maker(value, "multiply")
+    for name, other in (("input_a", "input_b"), ("input_b", "input_a")):
+        sigmoid = None if times is None else traced.maker(times.read(name), "sigmoid")
+        if times is not None and sigmoid is not None and sigmoid.read("x") == times.read(other):
+            return [sigmoid, times], sigmoid.read("x")
+    return None
+
+
 def join_norm(traced: Traced, norm: Met) -> None:
     """Join the norm of each head of linear attention with the gate after it: silu of another vector."""
     kernel = norm.kernel
@@ -335,12 +370,13 @@ def join_norm(traced: Traced, norm: Met) -> None:
     if last is None or traced.maker(norm.read("x"), "recurrence") is None:
         return
     gates = [last.read(name) for name in ("input_a", "input_b") if last.read(name) != norm.written("y")]
-    gate = traced.maker(gates[0], "silu") if len(gates) == 1 else None
+    gate = silu_of(traced, gates[0]) if len(gates) == 1 else None
     heads, head = kernel.number("norm_count"), kernel.number("norm_size")
-    if gate is None or 4 * gate.kernel.number("vec_size") != heads * head:
+    if gate is None or last.kernel.number("element_count") != heads * head:
         return
     what = GatedHeadNorm(heads, head, kernel.at["scale"], kernel.real("epsilon"), kernel.element)
-    traced.join(what, (norm.read("x"), gate.read("x")), (last.written("output"),), norm, gate, last)
+    kernels, source = gate
+    traced.join(what, (norm.read("x"), source), (last.written("output"),), norm, *kernels, last)
 
 
 RULES = Rules(groups={STATES: recurrences_joined})

@@ -6,7 +6,8 @@
 // is added; y = SCALE * S q. All sums are f32.
 // For each of POSITIONS tokens x is [2 * KEY_HEADS * KEY + HEADS * VALUE], q, k and v; decay, step [HEADS] (without step it
 // follows decay in each row); y [HEADS * VALUE]. bias,
-// rate: [HEADS]. past: the state, [HEADS, KEY, VALUE]. Heads of v share those of q and k evenly. With kept, [POSITIONS, HEADS, KEY,
+// rate: [HEADS]. past: the state, [HEADS, KEY, VALUE]. Neighbouring heads of v share one of q
+// and k; TURNS: they take these in turns. With kept, [POSITIONS, HEADS, KEY,
 // VALUE], the state after each token goes there, and past stays; without it there is one token.
 // WIDE: the state is float32 although other values are float16. A workgroup takes QUADS quads (four values) of a head; TEAMS threads share the KEY rows of a quad, SHARE rows each.
 // With gate: a workgroup has a whole head of one token; normed is gated_head_norm.wgsl's result, with NORM_EPSILON.
@@ -52,7 +53,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
   let head = group.y;
   let quad = group.x * QUADS + thread % QUADS;
   let team = thread / QUADS;
+#if TURNS
+  let key_at = head % KEY_HEADS * KEY;
+#else
   let key_at = head * KEY_HEADS / HEADS * KEY;
+#endif
   let state_at = head * KEY * ROW + quad;
   var held = array<vec4<f32>, SHARE>();
   var keys = array<f32, SHARE>();

@@ -26,7 +26,11 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
     return;
   }
   let head = i / VALUE;
+#if TURNS
+  let key_at = head % KEY_HEADS * KEY;
+#else
   let key_at = head * KEY_HEADS / HEADS * KEY;
+#endif
   var q_squares = 0.0;
   var k_squares = 0.0;
   for (var j = 0u; j < KEY; j++) {
