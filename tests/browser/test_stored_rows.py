@@ -16,6 +16,7 @@ from capstan_host.site_server import SiteServer
 from capstan_host.testing.harness import Harness
 from tests import oracle
 from tests.conftest import BOOT_MS
+from tests.heads import HEADS
 from tests.unit.test_speculation import FEW
 
 LLAMA = Path(__file__).parents[1] / "fixtures/nano-llama"
@@ -207,3 +208,47 @@ def test_another_number_of_rows_has_a_tape_of_its_own(
     assert recorded(found) == {"batch": 1, "batch again": 1}
     wanted = oracle.rows(LLAMA, (3 * PROMPTS)[:5], max_length=LENGTH).sequences
     assert (found["ids"]["batch"], found["told"]) == (wanted, "")
+
+
+HEADED = """
+import json
+import capstan
+from capstan._js.page_gpu_engine import JsGpuEngine
+
+recorded, record = [], JsGpuEngine.record
+async def counting(self, *given):
+    recorded.append(given)
+    return await record(self, *given)
+JsGpuEngine.record = counting
+async with await capstan.Model.load(next(iter(models.values())), device="webgpu", passes=PASSES) as model:
+    params = capstan.GeneratorParams(model)
+    params.set_search_options(do_sample=False, max_length=40)
+    params.set_speculation(capstan.Speculation(max_draft_tokens=2, always=True))
+    async with capstan.Generator(model, params) as generator:
+        generator.append_tokens([5, 6, 7, 8, 9])
+        while not generator.is_done():
+            await generator.generate_next_token_async()
+        found = {"recorded": len(recorded), "ids": generator.get_sequence(0)}
+        found["accepted"] = generator.speculation.accepted
+JsGpuEngine.record = record
+print(json.dumps(found))
+"""
+
+
+def test_a_later_page_records_neither_a_model_nor_its_head(browser: Browser, site: SiteServer) -> None:
+    """Both are in one folder, each with a step over one token and one over three."""
+    site.models["headed"] = HEADS / "qwen3_5_mtp"
+    context = browser.new_context()
+    found = []
+    for _ in range(2):
+        page = context.new_page()
+        page.set_default_navigation_timeout(BOOT_MS)
+        done = Harness(page, site.url).exec(HEADED.replace("PASSES", repr(JOINT)), ["headed"], [])
+        assert done.status == 0, done.stderr
+        found.append(json.loads(done.stdout))
+        page.close()
+    context.close()
+    del site.models["headed"]
+    assert [each["recorded"] for each in found] == [4, 0]
+    assert found[0]["accepted"] == found[1]["accepted"] > 0
+    assert found[0]["ids"] == found[1]["ids"]

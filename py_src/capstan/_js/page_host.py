@@ -234,9 +234,17 @@ def url_of(opening: Opening) -> str:
     return address_of(opening.folder, opening.config.decoder.folder)
 
 
+def noted_as(opening: Opening) -> str:
+    """The name in notes: the folder's address, and with a multi-token-prediction head, which is beside its model, the
+    name of its graph.
+    """
+    decoder = opening.config.decoder
+    return url_of(opening) + (decoder.filename if decoder.inputs.hidden_states else "")
+
+
 async def open_on_gpu(opening: Opening, read_onnx: ReadOnnx, open_weights: OpenWeights) -> DeviceModel:
     notes = Notes() if opening.keep_weights else None
-    url, config, options = url_of(opening), opening.config, opening.options
+    url, config, options = noted_as(opening), opening.config, opening.options
     exported = b""
 
     async def graphs(rank: int | None = None) -> Graphs:
@@ -274,7 +282,7 @@ async def open_on_cpu(
     threads = host_calls.cpu()["threads"]
 
     async def graph(wide: int) -> WasmGraph:
-        return await wasm_graph(exported, config, wide, open_weights, url_of(opening), notes, opening.ready)
+        return await wasm_graph(exported, config, wide, open_weights, noted_as(opening), notes, opening.ready)
 
     with phase("graph"):
         found = await graph(ALL_WIDE)
