@@ -148,7 +148,7 @@ def states() -> Iterator[tuple[Operation, int, int]]:
         for factor, state in ((None, "f32"), (7, element)):
             about = (2, 4, 64, 96, 0.125, 1e-6, 5, 6, factor, 21, 22, element, state)
             yield DeltaRule(*about, positions=positions), 4, 2
-            yield DeltaRule(*about, paired=True, positions=positions), 3, 2
+            yield DeltaRule(*about, turns=True, paired=True, positions=positions), 3, 2
         paired = DeltaRule(2, 4, 64, 96, 0.125, 1e-6, 5, 6, 7, 21, 22, element, element, paired=True)
         norm = GatedHeadNorm(4, 96, 5, 1e-6, element)
         if positions == 1:

@@ -321,7 +321,6 @@ def epilogue_flags(what: MatVec) -> dict[str, bool]:
         "ERF": what.erf,
         "DIVIDED": factor is not None and factor.divides,
         "CAPPED": factor is not None and factor.capped,
-        "PAIRED": what.paired,
     }
 
 
@@ -333,7 +332,7 @@ def plan_matvec(what: MatVec, limits: WorkgroupLimits) -> KernelPlan:
         return plan_rows(what, limits)
     if what.scales is None:
         dense = tune_dense(what.k, what.n, gated, half, limits)
-        constants = {**fused, "FIRST": what.first, **dense.constants()}
+        constants = {**fused, "FIRST": what.first, "PAIRED": what.paired, **dense.constants()}
         return KernelPlan("matvec_dense", constants, (dense.workgroups, 1, 1))
     tuning = tune_matvec(what.k, what.n, gated, half, what.bits, limits)
     constants = {
@@ -358,7 +357,8 @@ def plan_rows(what: MatVec, limits: WorkgroupLimits) -> KernelPlan:
     place = {"FIRST": what.first, "OF": what.of or what.n}
     if what.scales is None:
         dense = tune_dense_rows(what.k, what.n, what.rows, gated, half, limits)
-        return KernelPlan("few_rows_dense", {**fused, **place, **dense.constants()}, dense.workgroups)
+        constants = {**fused, **place, "PAIRED": what.paired, **dense.constants()}
+        return KernelPlan("few_rows_dense", constants, dense.workgroups)
     tuning = tune_rows(what.k, what.n, what.rows, gated, half, limits)
     return KernelPlan(
         "few_rows_q4", {**fused, **packing(what), **place, **tuning.constants(what.block)}, tuning.workgroups
