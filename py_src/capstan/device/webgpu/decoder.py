@@ -316,13 +316,14 @@ class WebGpuDecoder(SampledRows, SampledRow):
         return await self._prepared(self._prepare(options))
 
     async def _prepare(self, options: Speculation) -> str | None:
-        """Make the tapes of drafted steps, and let them find drafts; returns the reason if there are none."""
+        """Make the tapes of drafted steps and say where drafts come from; returns the reason if there are no tapes."""
         one, positions = self._drafter, 1 + options.max_draft_tokens
         reason = await self._drafted.make(positions)
-        if reason is not None or one is None:
-            if reason is None:
-                self._drafted.find(options, None)
+        if reason is not None:
             return reason
+        if one is None:
+            self._drafted.find(options, None)
+            return None
         head = one._about.reads_hidden is not None
         reads = self._drafted.hidden if head else None
         reason = await one.prepare_picks(positions if head else TOGETHER, reads)

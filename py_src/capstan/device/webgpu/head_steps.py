@@ -27,10 +27,9 @@ class HeadDecoder(Protocol):
 
 
 async def follow_with_head(runs: PromptRuns, hidden: DeviceBuffer, head: HeadDecoder, tokens: Sequence[int]) -> None:
-    """Have the head follow a sequence of at least two tokens, of which the model ran all but the last. Its caches begin
-    with the hidden states that are kept of the last runs over prompts, if no step came after these, else with the last
-    position. `hidden` are the
-    hidden states that the next drafted step reads.
+    """Have the head follow a sequence of at least two tokens, of which the model ran all but the last. The head runs
+    over the hidden states that the last runs over prompts kept; if a step came after those runs, it begins at the last
+    position. The next drafted step reads the hidden states in `hidden`.
     """
     buffers, device, last = runs.buffers, runs.buffers.device, len(tokens) - 2
     row = buffers.spans["input hidden"]

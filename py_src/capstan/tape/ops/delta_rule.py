@@ -60,8 +60,8 @@ class DeltaRule(Operation):
     """Whether heads of v take those of q and k in turns, as in GGUF files, instead of neighbours sharing one."""
     paired: bool = False
     positions: int = 1
-    """Successive positions of the sequence. After several of them `past` still has the state before the first one, and
-    the state after each of them is in `present`.
+    """The number of successive positions that the step runs. If it is above 1, `past` keeps the state before the first
+    position, and `present` gets the state after each position.
     """
 
     @property
